@@ -1,0 +1,1 @@
+"""Plain data and contracts: the standard library and numpy only. Start with `protocols.py`."""

@@ -1,0 +1,100 @@
+"""READ FIRST: the parts of tunelab and the contracts between them.
+
+A searcher *proposes*, a trial *reports*, a scheduler *decides*, a tracker *records*, an exporter *delivers*. The
+journal holds all of it in order, and everything that is shown is rebuilt from the journal.
+
+    Experiment --> Searcher.propose --> journal --> engine starts the trial --> ray.train.report
+        --> journal --> Scheduler's Judge.decide --> journal --> back to every rank
+                 `--> tracker process --> MLflow          `--> Retention deletes what nothing can need
+
+Searchers and schedulers are frozen data with one method each and are pure: no clock, no environment, no hidden
+generator, no Ray. That is why a killed sweep, replayed, comes to the same proposals and decisions.
+
+To add one: a file in the family's folder, a line in the table in the folder's `__init__.py`, an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from tunelab.core.experiment import Objective
+    from tunelab.core.space import Space
+    from tunelab.core.trial import Config, Decision, Report, Trial
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Chooses the next configuration to try."""
+
+    name: str  # as in the family's table and in messages: "tpe"
+
+    def propose(
+        self, number: int, *, space: Space, objective: Objective, history: Sequence[Trial], seed: int
+    ) -> Config | None:
+        """The configuration for trial `number`, or None when nothing is left to try.
+
+        Args:
+            number: The trial's number within the sweep, from 0.
+            space: What may be proposed. The result is contained in it: active parameters only, constraints met.
+            objective: Which metric, and whether larger is better.
+            history: The sweep's other trials in order of number, in whatever state they are. A completed trial counts
+                with its final value; a stopped one with its curve up to that step, never as if completed; one that
+                failed by divergence ranks worst; an infeasible one has no value; a running one has only its curve so far.
+            seed: The sweep's seed. Draw from a fresh generator seeded by (seed, number).
+
+        Must not keep state between calls, nor assume that trials end in the order in which they started.
+        """
+        ...
+
+
+class Judge(Protocol):
+    """A scheduler at work on one sweep. Its whole state follows from the reports it was given, in order."""
+
+    def decide(self, report: Report) -> list[Decision]:
+        """What follows from a report: one decision about the trial that reported, perhaps more about others.
+
+        Called for each report in the journal's order, also when the journal is replayed. A step may be reported a second
+        time, after a restart; a milestone that a trial has passed is not judged again.
+        """
+        ...
+
+    def rungs(self) -> dict[float, dict[int, float]]:
+        """Milestone -> {trial: objective there}; empty for schedulers without milestones."""
+        ...
+
+
+@runtime_checkable
+class Scheduler(Protocol):
+    """Describes when a trial is not worth going on with."""
+
+    name: str
+
+    def judge(self, objective: Objective, last_step: float | None) -> Judge:
+        """A fresh judge for one sweep.
+
+        Args:
+            objective: Which metric, and whether larger is better.
+            last_step: The step at which a trial is complete, or None when it is not declared.
+        """
+        ...
+
+
+class Exporter(Protocol):
+    """Turns a checkpoint into something that predicts. One per framework, in `tunelab/frameworks/`."""
+
+    name: str
+
+    def load(self, checkpoint: Path, config: Config, hooks: Any) -> Any:
+        """The model in `checkpoint`, ready for inference. `hooks` is the experiment's `Export`."""
+        ...
+
+    def predict(self, model: Any, inputs: Any, hooks: Any) -> Any:
+        """Predictions for a batch of inputs, one row each."""
+        ...
+
+    def save(self, model: Any, folder: Path, *, inputs: Any, outputs: Any, hooks: Any, checkpoint: Path) -> None:
+        """Write `model` into `folder` as an MLflow model with signature and input example."""
+        ...

@@ -1,0 +1,153 @@
+"""What the journal adds up to: `replay(events) -> SweepState`.
+
+The driver applies each event as it appends it; every other reader replays the file. Both run this code, so they cannot
+come to different states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tunelab.core.trial import Attempt, Decided, Report, Status, Trial
+from tunelab.errors import JournalError
+from tunelab.journal.events import Event
+
+
+@dataclass
+class Session:
+    """One driver's run of the sweep."""
+
+    pid: int
+    host: str
+    resources: dict[str, float]
+    budget: dict[str, Any]
+    tracking: Any
+    started_at: float
+    ended_at: float | None = None
+    outcome: str | None = None  # None while it runs, or when it was killed
+    reason: str = ""
+
+
+@dataclass
+class SweepState:
+    """A sweep as its journal tells it. Changed by `apply` alone."""
+
+    sweep: str = ""
+    experiment: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    trials: dict[int, Trial] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
+    created_at: float = 0.0
+    seq: int = 0
+    last_at: float = 0.0
+
+    @property
+    def mode(self) -> str:
+        """`"max"` or `"min"`."""
+        return self.experiment["objective"]["mode"]
+
+    @property
+    def budget(self) -> dict[str, Any]:
+        """The budget in force: the latest session's, else the experiment's."""
+        return self.sessions[-1].budget if self.sessions else self.experiment["budget"]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the sweep has nothing left to do under its budget."""
+        return bool(self.sessions) and self.sessions[-1].outcome in ("finished", "aborted")
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall-clock seconds in which a driver ran; a killed driver's session counts up to its last event."""
+        total = 0.0
+        for index, session in enumerate(self.sessions):
+            end = session.ended_at
+            if end is None:
+                later = self.sessions[index + 1].started_at if index + 1 < len(self.sessions) else self.last_at
+                end = min(later, self.last_at)
+            total += max(0.0, end - session.started_at)
+        return total
+
+    def counted(self) -> int:
+        """Trials that count against the budget: all but the infeasible ones."""
+        return sum(trial.status is not Status.INFEASIBLE for trial in self.trials.values())
+
+    def unfinished(self) -> list[Trial]:
+        """Trials that can go on, in order of number."""
+        return [trial for trial in self.trials.values() if not trial.status.ended]
+
+    def apply(self, event: Event) -> None:
+        """Take one event into account."""
+        handler = getattr(self, f"_on_{event.kind}", None)
+        if handler is None:
+            raise JournalError(f"The journal holds an event of the unknown kind {event.kind!r}: written by a newer tunelab?")
+        if event.trial is None:
+            handler(event)
+        elif event.kind == "proposed":
+            self._on_proposed(event)
+        else:
+            handler(self.trials[event.trial], event)
+        self.seq, self.last_at = event.seq, event.at
+
+    def _on_sweep_created(self, event: Event) -> None:
+        self.sweep, self.created_at = event.data["sweep"], event.at
+        self.experiment, self.facts = event.data["experiment"], event.data["facts"]
+
+    def _on_session_started(self, event: Event) -> None:
+        for trial in self.unfinished():  # the driver before was killed, or interrupted them
+            if trial.status is Status.RUNNING:
+                self._close(trial, "interrupted", "the driver was killed", event.at)
+        self.sessions.append(Session(**event.data, started_at=event.at))
+
+    def _on_session_ended(self, event: Event) -> None:
+        session = self.sessions[-1]
+        session.ended_at, session.outcome, session.reason = event.at, event.data["outcome"], event.data["reason"]
+
+    def _on_proposed(self, event: Event) -> None:
+        assert event.trial is not None
+        self.trials[event.trial] = Trial(event.trial, **event.data, proposed_at=event.at)
+
+    def _on_started(self, trial: Trial, event: Event) -> None:
+        data = event.data
+        trial.attempts.append(Attempt(data["attempt"], data["checkpoint"], data["from_step"], started_at=event.at))
+        trial.status, trial.reason = Status.RUNNING, ""
+
+    def _on_reported(self, trial: Trial, event: Event) -> None:
+        report = Report(trial.number, **event.data, at=event.at)
+        while trial.reports and trial.reports[-1].step >= report.step:  # recomputed after a restart
+            lost = trial.reports.pop()
+            if lost.checkpoint:
+                trial.superseded.add(lost.checkpoint)
+        trial.reports.append(report)
+
+    def _on_decided(self, trial: Trial, event: Event) -> None:
+        trial.decisions.append(Decided(**event.data, at=event.at))
+
+    def _on_attempt_ended(self, trial: Trial, event: Event) -> None:
+        data = event.data
+        self._close(trial, data["outcome"], data["message"], event.at)
+        attempt = trial.attempts[-1]
+        attempt.failure, attempt.details = data["failure"], data["details"]
+
+    def _on_finished(self, trial: Trial, event: Event) -> None:
+        trial.status, trial.reason, trial.ended_at = Status(event.data["status"]), event.data["reason"], event.at
+
+    def _on_checkpoint_deleted(self, trial: Trial, event: Event) -> None:
+        trial.deleted.add(event.data["checkpoint"])
+
+    @staticmethod
+    def _close(trial: Trial, outcome: str, message: str, at: float) -> None:
+        attempt = trial.attempts[-1]
+        attempt.outcome, attempt.message, attempt.ended_at = outcome, message, at
+        trial.status = Status.INTERRUPTED if outcome == "interrupted" else Status.RETRYING
+        trial.reason = message
+
+
+def replay(events: Iterable[Event]) -> SweepState:
+    """The state that `events`, in order, add up to."""
+    state = SweepState()
+    for event in events:
+        state.apply(event)
+    return state

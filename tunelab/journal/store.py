@@ -1,0 +1,103 @@
+"""The journal's file: SQLite in WAL mode, one row an event, appended by one driver, read by anybody at any time."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tunelab.errors import JournalError
+from tunelab.journal.events import Event
+
+SCHEMA_VERSION = 1
+FILE_NAME = "journal.sqlite"
+
+_SCHEMA = "CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, trial INTEGER, data TEXT NOT NULL)"
+
+
+class Journal:
+    """Appends events to a sweep's journal. `append` returns once the event is on disk.
+
+    Args:
+        path: The file; created if there is none.
+        clock: Seconds since the epoch, for the events' times.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path, self._clock = Path(path), clock
+        self._connection = _connect(self.path, create=True)
+        with self._connection as connection:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
+                connection.execute(_SCHEMA)
+                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        _check_version(self._connection, self.path)
+
+    def append(self, event: Event) -> Event:
+        """Make `event` durable and return it with its position and time."""
+        at = self._clock()
+        try:
+            data = json.dumps(event.data, separators=(",", ":"))
+            with self._connection as connection:
+                cursor = connection.execute(
+                    "INSERT INTO events (at, kind, trial, data) VALUES (?, ?, ?, ?)", (at, event.kind, event.trial, data)
+                )
+        except sqlite3.Error as error:
+            raise JournalError(f"Cannot write to {self.path}: {error}. Nothing that was recorded is lost.") from error
+        # What readers get back, so that the driver's state and a replayed one hold the same values.
+        return Event(event.kind, event.trial, json.loads(data), cursor.lastrowid or 0, at)
+
+    def events(self) -> Iterator[Event]:
+        """All events so far, in order."""
+        return _select(self._connection, 0)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def read_events(path: Path, after: int = 0) -> Iterator[Event]:
+    """Events with a position greater than `after`, in order. Works while a driver appends.
+
+    Raises:
+        JournalError: There is no such file, or it is not a journal that this version can read.
+    """
+    if not Path(path).is_file():
+        raise JournalError(f"There is no journal at {path}.")
+    connection = _connect(Path(path), create=False)
+    try:
+        _check_version(connection, Path(path))
+        yield from _select(connection, after)
+    except sqlite3.Error as error:
+        raise JournalError(f"Cannot read {path}: {error}.") from error
+    finally:
+        connection.close()
+
+
+def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
+    try:
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        mode = "rwc" if create else "rw"  # readers of a WAL file may have to recover it
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=30, check_same_thread=False)
+        if create:
+            connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except (OSError, sqlite3.Error) as error:
+        raise JournalError(f"Cannot open {path}: {error}.") from error
+    return connection
+
+
+def _check_version(connection: sqlite3.Connection, path: Path) -> None:
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+    except sqlite3.Error as error:
+        raise JournalError(f"{path} is not a journal: {error}.") from error
+    if version != SCHEMA_VERSION:
+        raise JournalError(f"{path} has schema version {version}; this tunelab reads version {SCHEMA_VERSION}.")
+
+
+def _select(connection: sqlite3.Connection, after: int) -> Iterator[Event]:
+    rows = connection.execute("SELECT seq, at, kind, trial, data FROM events WHERE seq > ? ORDER BY seq", (after,))
+    for seq, at, kind, trial, data in rows:
+        yield Event(kind, trial, json.loads(data), seq, at)
