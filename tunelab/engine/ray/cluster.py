@@ -1,0 +1,112 @@
+"""Connecting to a cluster, and what fits on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import ray
+
+from tunelab.engine.ray.actor import RAY_SETTINGS
+from tunelab.engine.ray.trainers import Bundle, Shape
+from tunelab.errors import BadInputError, ResourcesError
+
+
+@contextmanager
+def connected(address: str, root: str) -> Iterator[None]:
+    """Connect to the cluster at `address`, or use the connection there is; disconnect at the end if it was made here.
+
+    Args:
+        address: `local` starts one on this machine, `auto` finds a running one, else `HOST:PORT`.
+        root: The project's root. Its files travel to the nodes of a cluster that is not on this machine.
+    """
+    if ray.is_initialized():
+        yield
+        return
+    if address.startswith("ray://"):
+        raise BadInputError(
+            "Ray client addresses (ray://) are not supported: a sweep's driver has to run on the cluster. "
+            f"Run: ray job submit --address http://HOST:8265 --working-dir {root} -- tunelab sweep ... --address auto"
+        )
+    os.environ.update({**RAY_SETTINGS, "RAY_TRAIN_V2_ENABLED": "1"})
+    options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
+    if address == "local":
+        options["include_dashboard"] = False
+    else:
+        options["runtime_env"] = {"working_dir": root, "excludes": ["runs/", ".git/", ".venv/"], "env_vars": RAY_SETTINGS}
+    try:
+        ray.init(**options)
+    except ConnectionError as error:
+        raise BadInputError(f"There is no Ray cluster at address '{address}': {error}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def nodes() -> list[Bundle]:
+    """The resources of each node that lives."""
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def refuse_impossible(shape: Shape, resources: list[Bundle]) -> None:
+    """Refuse a shape that the cluster can never place.
+
+    Raises:
+        ResourcesError: Says what is asked for, what there is, and what to do.
+    """
+    if fit([shape], resources):
+        return
+    total, asked = _sum(resources), _sum(shape.as_dicts())
+    lacking = [
+        f"{amount:g} {name} where the cluster has {total.get(name, 0.0):g}"
+        for name, amount in asked.items()
+        if amount > total.get(name, 0.0)
+    ]
+    detail = f"that is {' and '.join(lacking)}" if lacking else "the cluster has that in all, but not on the right nodes"
+    raise ResourcesError(
+        f"A trial needs {shape}: {detail}. Ask for less in ScalingConfig (num_workers, resources_per_worker), or use a larger "
+        "cluster (--address)."
+    )
+
+
+def fit(shapes: Sequence[Shape], resources: list[Bundle]) -> bool:
+    """Whether trials of these shapes fit on the nodes all at once, each bundle placed where there is room (first fit)."""
+    free = [dict(node) for node in resources]
+    return all(_place(shape, free) for shape in shapes)
+
+
+def how_many(shape: Shape, resources: list[Bundle]) -> int:
+    """How many trials of this shape fit on the nodes at once."""
+    free, count = [dict(node) for node in resources], 0
+    while count < 100_000 and _place(shape, free):
+        count += 1
+    return count
+
+
+def _place(shape: Shape, free: list[Bundle]) -> bool:
+    apart, together = shape.strategy == "STRICT_SPREAD", shape.strategy == "STRICT_PACK"
+    used: set[int] = set()
+    bundles = [_sum(shape.as_dicts())] if together else shape.as_dicts()
+    for bundle in bundles:
+        for index, node in enumerate(free):
+            if apart and index in used:
+                continue
+            if all(node.get(name, 0.0) + 1e-9 >= amount for name, amount in bundle.items()):
+                for name, amount in bundle.items():
+                    node[name] -= amount
+                used.add(index)
+                break
+        else:
+            return False
+    return True
+
+
+def _sum(bundles: Iterable[Bundle]) -> Bundle:
+    total: Bundle = {}
+    for bundle in bundles:
+        for name, amount in bundle.items():
+            total[name] = total.get(name, 0.0) + amount
+    return total

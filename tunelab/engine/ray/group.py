@@ -1,0 +1,240 @@
+"""Ray Train's controller and worker group, run inside the trial actor, with workers that outlive a trial."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.callback import ReportCallback
+from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager, _TrainingResult
+from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.controller.state import FinishedState, ShuttingDownState
+from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus
+from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
+from ray.train.v2._internal.execution.worker_group.worker import Worker
+from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
+from ray.train.v2._internal.util import bundle_to_remote_args
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from tunelab.engine.ray.messages import Report
+from tunelab.engine.ray.worker import POLL_S, WarmWorker
+
+for name in ("controller.controller", "worker_group.worker_group", "failure_handling"):
+    logging.getLogger(f"ray.train.v2._internal.execution.{name}").setLevel(logging.ERROR)
+
+
+@dataclass
+class Crew:
+    """Workers that have finished a trial well and wait for the next."""
+
+    workers: list[Worker]
+    sync_actor: Any
+
+    def dismiss(self) -> None:
+        """End the processes now, whatever they are doing."""
+        for worker in self.workers:
+            ray.kill(worker.actor)
+        ray.kill(self.sync_actor)
+
+
+@dataclass
+class Slot:
+    """A place where trials run one after another: the trial's placement group and the workers in it.
+
+    Args:
+        root: The project's root, for the workers' `sys.path`.
+        warm: Whether workers outlive a trial.
+    """
+
+    root: str
+    warm: bool
+    idle: dict[Any, Crew] = field(default_factory=dict)
+    busy: list[Any] = field(default_factory=list)  # handles of the workers that run the trial, also while they start
+
+    def interrupt(self) -> None:
+        """End the processes that run the trial, at once."""
+        for actor in self.busy:
+            ray.kill(actor)
+
+    def close(self) -> None:
+        """End all processes."""
+        self.interrupt()
+        while self.idle:
+            self.idle.popitem()[1].dismiss()
+
+
+class TrialPlacementGroup:
+    """The placement group that Tune made for the trial; its life is Tune's business."""
+
+    def __init__(self, placement_group: Any) -> None:
+        self.placement_group = placement_group
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        pass
+
+
+class WarmWorkerGroup(WorkerGroup):
+    """A worker group that takes an idle crew where there is one and gives it back when the trial ended well."""
+
+    _worker_cls = WarmWorker
+    slot: Slot  # set on the subclass that `WarmController` makes
+    keep = False  # whether the workers are fit for another trial
+    answer: bool | None = None  # to the last report, on its way to the workers
+
+    def _start_impl(self, worker_group_state_builder: Any) -> None:
+        context = self._worker_group_context
+        for callback in self._callbacks:
+            callback.before_worker_group_start(context)
+        crew = self._take_crew()
+        try:
+            workers = crew.workers
+            self._replica_groups = [
+                ReplicaGroup([worker], context.resources_per_worker, self._replica_group_callbacks) for worker in workers
+            ]
+            self._worker_rank_to_replica_group_rank = {
+                worker.distributed_context.world_rank: rank for rank, worker in enumerate(workers)
+            }
+            builder = worker_group_state_builder
+            builder.with_placement_group_handle(TrialPlacementGroup(ray.util.get_current_placement_group()))
+            builder.with_sync_actor(crew.sync_actor).with_workers(workers)
+            self._init_train_context(workers, crew.sync_actor)
+            self._worker_group_state = builder.build()
+            for callback in self._callbacks:
+                callback.after_worker_group_start(self)
+            ray.get([worker.actor.run_train_fn.remote(context.train_fn_ref) for worker in workers])
+        except RayActorError as error:
+            crew.dismiss()
+            raise WorkerGroupStartupFailedError("A worker died while the trial was being started.") from error
+        for callback in self._callbacks:
+            callback.after_worker_group_training_start(self)
+
+    def _take_crew(self) -> Crew:
+        context = self._worker_group_context
+        crew = self.slot.idle.pop(self._shape(), None)
+        if crew is None:
+            sync_actor = SynchronizationActor.remote()
+            workers = self._create_workers(
+                context.num_workers, ray.util.get_current_placement_group(), context.resources_per_worker
+            )
+            return Crew(workers, sync_actor)
+        fresh = [  # ranks and log paths are filled in anew
+            Worker(w.actor, w.metadata, w.resources, placement_group_bundle_index=w.placement_group_bundle_index)
+            for w in crew.workers
+        ]
+        self.slot.busy = [worker.actor for worker in fresh]
+        return Crew(self._assign_worker_ranks(fresh), crew.sync_actor)
+
+    def _create_workers(
+        self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], **kwargs: Any
+    ) -> list[Worker]:
+        """As Ray Train's, with the project's root handed to each worker before anything of the project is unpickled there."""
+        runtime_env = self._get_worker_runtime_env(self._train_run_context.run_config.worker_runtime_env)
+        worker_class = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
+        actors = [
+            worker_class.options(
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=placement_group, placement_group_bundle_index=index
+                )
+            ).remote(self.slot.root)
+            for index in range(num_workers)
+        ]
+        self.slot.busy = actors
+        try:
+            metadata = ray.get([actor.get_metadata.remote() for actor in actors])
+        except RayActorError as error:
+            for actor in actors:
+                ray.kill(actor)
+            raise WorkerGroupStartupFailedError(f"A worker could not be started: {error}") from error
+        workers = [
+            Worker(actor, about, resources_per_worker, placement_group_bundle_index=index)
+            for index, (actor, about) in enumerate(zip(actors, metadata, strict=True))
+        ]
+        return self._assign_worker_ranks(workers)
+
+    @staticmethod
+    def _decorate_worker_log_file_paths(workers: list[Worker]) -> list[Worker]:
+        return workers  # a round trip for the dashboard's sake
+
+    def _shape(self) -> tuple[Any, ...]:
+        context = self._worker_group_context
+        runtime_env = self._train_run_context.run_config.worker_runtime_env
+        return context.num_workers, tuple(sorted(context.resources_per_worker.items())), repr(runtime_env)
+
+    def _get_poll_tasks(self) -> list[Any]:
+        answer, self.answer = self.answer, None
+        if answer is None:
+            return super()._get_poll_tasks()
+        self._world_rank_to_ongoing_poll.clear()
+        return [worker.actor.poll_status.remote(answer) for worker in self.get_workers()]
+
+    def shutdown(self) -> None:
+        state = self._worker_group_state
+        for callback in self._callbacks:
+            callback.before_worker_group_shutdown(self)
+        crew = Crew(state.workers, state.sync_actor)
+        if self.keep and self.slot.warm:
+            ray.get([worker.actor.shutdown.remote() for worker in state.workers])
+            self.slot.idle[self._shape()] = crew
+        else:
+            crew.dismiss()
+        self.slot.busy = []
+        self._clear_state()
+        for callback in self._callbacks:
+            callback.after_worker_group_shutdown(self._worker_group_context)
+
+
+class Conversation(ReportCallback):
+    """Hands each consolidated report to the attempt, waits for the answer and leaves it for the next poll."""
+
+    def __init__(self, attempt: Any) -> None:
+        self._attempt = attempt
+        self.controller: WarmController | None = None
+
+    def after_report(self, training_report: Any, metrics: list[dict[str, Any]]) -> None:
+        checkpoint = training_report.checkpoint
+        goes_on = self._attempt.converse(Report(metrics[0], self._attempt.relative(checkpoint)))
+        assert self.controller is not None and self.controller._worker_group is not None
+        self.controller._worker_group.answer = goes_on
+
+
+class WarmController(TrainController):
+    """Ray Train's controller for one attempt, without processes or files of its own.
+
+    Args:
+        slot: Where the attempt runs.
+        conversation: Takes the reports.
+        checkpoint: What `ray.train.get_checkpoint()` returns before the first report, or None.
+        kwargs: As `TrainController`.
+    """
+
+    def __init__(self, *, slot: Slot, conversation: Conversation, checkpoint: Any, **kwargs: Any) -> None:
+        self.worker_group_cls = type("SlotWorkerGroup", (WarmWorkerGroup,), {"slot": slot})
+        kwargs["callbacks"] = [*kwargs["callbacks"], conversation]
+        super().__init__(**kwargs)
+        conversation.controller = self
+        self._keep_books_in_memory(checkpoint)
+
+    def _keep_books_in_memory(self, checkpoint: Any) -> None:
+        """The journal says where a trial goes on from, so Ray Train's snapshot is neither written nor read."""
+        books: CheckpointManager = self._checkpoint_manager
+        books._write_state_to_storage = lambda: None
+        if checkpoint is not None:
+            books._latest_checkpoint_result = _TrainingResult(checkpoint=checkpoint, metrics={})
+
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        assert self._worker_group is not None
+        return self._worker_group.poll_status(timeout=2 * POLL_S)
+
+    def _shutdown_worker_group(self) -> None:
+        state = self.get_state()
+        assert self._worker_group is not None
+        self._worker_group.keep = isinstance(state, ShuttingDownState) and isinstance(state.next_state, FinishedState)
+        super()._shutdown_worker_group()

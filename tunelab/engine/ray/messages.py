@@ -1,0 +1,58 @@
+"""What travels between the driver, the trial actor and the workers. Plain data, so that it pickles anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tunelab.core.failures import Failure
+
+
+class TrialStopped(BaseException):
+    """Raised inside `ray.train.report` on every rank of a trial that is to end there. Not an error, so not an Exception."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What every attempt of a sweep has in common; sent to each trial actor once.
+
+    Args:
+        sweep: The sweep's id.
+        root: The project's root, put on `sys.path` of every process that trains.
+        storage: Path or URI under which each trial has a folder.
+        trainer: The user's trainer, pickled by value.
+        isolation: `"warm"` or `"fresh"`.
+        work_dir: Local folder under which each rank of each trial gets a working directory.
+    """
+
+    sweep: str
+    root: str
+    storage: str
+    trainer: bytes
+    isolation: str
+    work_dir: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report of the trial: rank 0's metrics, and the checkpoint's folder relative to the sweep's storage."""
+
+    metrics: dict[str, Any]
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The attempt is over by itself: completed when `failure` is None."""
+
+    failure: Failure | None = None
+    message: str = ""
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The attempt lives and has nothing to say."""
+
+
+Message = Report | Ended | Heartbeat

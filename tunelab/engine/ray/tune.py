@@ -1,0 +1,316 @@
+"""Tune's seams, bound to the conductor: a search algorithm that hands out attempts, a scheduler that passes on decisions.
+
+A Tune trial is one attempt. Neither adapter ever raises, because Tune would mark the trial as failed and lose the reason: the error
+is kept, the sweep stopped, and the error raised when Tune has returned.
+
+Slots. Tune keeps idle actors in a cache keyed by what they reserved, and a trial whose own actor is still starting takes any
+cached one with the same key and throws its own away. So each slot has a key of its own: its placement group's name. A slot's
+actor is then started once, and stays until the sweep ends or its shape is no longer wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray.tune
+from ray.tune import CheckpointConfig, PlacementGroupFactory
+from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import SearchAlgorithm
+
+from tunelab.core.failures import Failure
+from tunelab.engine.conductor import Conductor, Launch
+from tunelab.engine.ray.actor import RAY_SETTINGS, TrialActor
+from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message
+from tunelab.engine.ray.messages import Report as RayReport
+from tunelab.engine.ray.trainers import Shape
+
+TUNE_SETTINGS = {
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
+    "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_GLOBAL_CHECKPOINT_S": "1000000000",
+    "TUNE_WARN_INSUFFICENT_RESOURCE_THRESHOLD_S": "1000000000",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+}
+GRACE_S = 3.0  # how long a sweep that is stopping waits for a trial's next report before it is interrupted
+
+
+@dataclass
+class Slot:
+    """A place for one trial at a time. `request` is what its actor reserves, and its key in Tune's cache."""
+
+    shape: Shape
+    request: PlacementGroupFactory
+    busy: bool = False
+
+
+class Slots:
+    """The places where trials run. Only as many as fit on the cluster at once.
+
+    Args:
+        fit: Whether trials of these shapes fit at once.
+    """
+
+    def __init__(self, fit: Callable[[Sequence[Shape]], bool]) -> None:
+        self._fit = fit
+        self._slots: list[Slot] = []
+        self._cache: Any = None  # Tune's cache of idle actors
+        self._counted: set[int] = set()
+
+    def may_have_room(self, shape: Shape | None) -> bool:
+        """Whether a trial of `shape`, or one of any shape when it is not known yet, may find room."""
+        if any(not slot.busy for slot in self._slots) or not self._slots:
+            return True
+        return self._fit([*(slot.shape for slot in self._slots), shape or self._slots[0].shape])
+
+    def take(self, shape: Shape) -> Slot | None:
+        """A free slot of this shape, else a new one if it fits. Idle slots of other shapes give way."""
+        for slot in self._slots:
+            if not slot.busy and slot.shape == shape:
+                slot.busy = True
+                return slot
+        while not self._fit([*(slot.shape for slot in self._slots), shape]):
+            idle = next((slot for slot in self._slots if not slot.busy), None)
+            if idle is None:
+                return None
+            self._close(idle)
+        slot = Slot(shape, _request(shape), busy=True)
+        self._slots.append(slot)
+        return slot
+
+    def release(self, slot: Slot, *, dead: bool) -> None:
+        """The slot's trial is over. A slot whose actor has died starts another under a new key."""
+        slot.busy = False
+        if dead:
+            slot.request = _request(slot.shape)
+
+    def keep_actors(self, cache: Any) -> None:
+        """Let Tune's cache hold each slot's actor for as long as the slot lives."""
+        self._cache = cache
+        for slot in self._slots:
+            if id(slot.request) not in self._counted:
+                self._counted.add(id(slot.request))
+                cache.increase_max(slot.request)
+
+    def _close(self, slot: Slot) -> None:
+        self._slots.remove(slot)
+        if self._cache is not None:
+            self._cache.decrease_max(slot.request)
+
+
+def _request(shape: Shape) -> PlacementGroupFactory:
+    """What the trial actor of a slot reserves. Tune drops the empty head bundle, so that the actor itself costs nothing."""
+    head: list[dict[str, float]] = [] if shape.in_actor else [{}]
+    return PlacementGroupFactory(head + shape.as_dicts(), strategy=shape.strategy, name=f"tunelab-{uuid.uuid4().hex}")
+
+
+class Binding:
+    """What the two adapters share.
+
+    Args:
+        conductor: Decides everything.
+        slots: Where attempts run.
+        shape_of: What a launch will occupy.
+        static_shape: What every launch occupies, or None when that depends on the configuration.
+    """
+
+    def __init__(
+        self, conductor: Conductor, slots: Slots, shape_of: Callable[[Launch], Shape], static_shape: Shape | None
+    ) -> None:
+        self.conductor, self.slots = conductor, slots
+        self.error: BaseException | None = None
+        self.hurry = False  # a second Ctrl-C: do not wait for reports
+        self._shape_of, self._static_shape = shape_of, static_shape
+        self._running: dict[str, tuple[Launch, Slot]] = {}  # by Tune's trial id
+        self._waiting: Launch | None = None  # journalled as started, has no slot yet
+        self._stopping_since: float | None = None
+
+    def next_placed(self) -> tuple[str, Launch, Slot] | None:
+        """The next attempt and the slot that it runs in, or None while there is none or no room for it."""
+        if self.finished or self._waiting is None and self.conductor.exhausted:
+            return None
+        limit = self.conductor.budget.concurrent
+        if limit is not None and len(self._running) >= limit:
+            return None
+        if self._waiting is None and not self.slots.may_have_room(self._static_shape):
+            return None
+        launch = self._waiting or self.conductor.next_launch()
+        if launch is None:
+            return None
+        slot = self.slots.take(self._shape_of(launch))
+        self._waiting = launch if slot is None else None
+        if slot is None:
+            return None
+        name = f"{launch.trial:04d}_{launch.attempt}"
+        self._running[name] = (launch, slot)
+        return name, launch, slot
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing will be launched any more. A running trial may still fail and be launched again."""
+        if self.error is not None:
+            return True
+        idle = self.conductor.exhausted and not self._running and self._waiting is None
+        return idle or self.conductor.stopping
+
+    def take_message(self, name: str, message: Message) -> bool:
+        """Pass a trial's message to the conductor and return whether the trial goes on."""
+        launch, _ = self._running[name]
+        if isinstance(message, RayReport):
+            return self.conductor.reported(launch.trial, message.metrics, message.checkpoint)
+        if isinstance(message, Heartbeat):
+            if self._out_of_patience():
+                self.conductor.interrupt(launch.trial)
+            return self.conductor.heartbeat(launch.trial)
+        if message.failure is None:
+            self.conductor.completed(launch.trial)
+        else:
+            self.conductor.failed(launch.trial, message.failure, message.message, message.details)
+        return False
+
+    def _out_of_patience(self) -> bool:
+        if not self.conductor.stopping and self.error is None:
+            return False
+        if self._stopping_since is None:
+            self._stopping_since = time.monotonic()
+        return self.hurry or self.error is not None or time.monotonic() - self._stopping_since >= GRACE_S
+
+    def gone(self, name: str, *, dead: bool) -> None:
+        """The trial is over for Tune. If its process died, the conductor has yet to hear of it."""
+        launch, slot = self._running.pop(name, (None, None))
+        if launch is None or slot is None:
+            return
+        self.slots.release(slot, dead=dead)
+        if dead:
+            self.conductor.failed(launch.trial, Failure.LOST, "the trial's process died")
+        else:
+            self.conductor.interrupt(launch.trial)  # does nothing unless it was stopped before it began
+
+    def withdraw(self) -> None:
+        """Give back a launch that never found a slot."""
+        if self._waiting is not None:
+            self.conductor.interrupt(self._waiting.trial)
+
+    @contextmanager
+    def keeping_errors(self) -> Iterator[None]:
+        """Keep the first error and end the sweep: whatever is raised in Tune's loop is lost in a traceback text."""
+        try:
+            yield
+        except Exception as error:
+            if self.error is None:
+                self.error = error
+                self.conductor.stop("aborted", f"{type(error).__name__}: {error}")
+
+
+class TuneSearch(SearchAlgorithm):
+    """Hands Tune the attempts that the conductor launches, one for each free slot."""
+
+    def __init__(self, binding: Binding) -> None:
+        self._binding, self._spec = binding, None
+
+    def add_configurations(self, experiments: Any) -> None:
+        self._spec = experiments[0].spec
+
+    def next_trial(self) -> TuneTrial | None:
+        with self._binding.keeping_errors():
+            placed = self._binding.next_placed()
+            if placed is not None:
+                name, launch, slot = placed
+                assert self._spec is not None
+                return TuneTrial(
+                    self._spec["run"],
+                    config={"launch": launch},
+                    trial_id=name,
+                    storage=self._spec["storage"],
+                    placement_group_factory=slot.request,
+                    checkpoint_config=self._spec["checkpoint_config"],
+                    trial_dirname_creator=lambda trial: trial.trial_id,
+                )
+        return None
+
+    def is_finished(self) -> bool:
+        return self._finished or self._binding.finished
+
+    def on_trial_complete(self, trial_id: str, result: Any = None, error: bool = False) -> None:
+        with self._binding.keeping_errors():
+            self._binding.gone(trial_id, dead=error)
+
+
+class TuneScheduler(FIFOScheduler):
+    """Passes each result to the conductor and its decision back."""
+
+    def __init__(self, binding: Binding) -> None:
+        super().__init__()
+        self._binding = binding
+
+    def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
+        self._binding.slots.keep_actors(tune_controller._tune_controller._actor_cache)
+
+    def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
+        goes_on = False
+        with self._binding.keeping_errors():
+            goes_on = self._binding.take_message(trial.trial_id, result["message"])
+        if goes_on:
+            return TrialScheduler.CONTINUE
+        trial.temporary_state.ray_actor.release.remote()  # unwinds the train loop now, not when the next trial comes
+        return TrialScheduler.STOP
+
+    def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
+        """Tune starts pending trials by itself; when the sweep is stopping they are taken back instead."""
+        if self._binding.conductor.stopping:
+            for trial in tune_controller.get_live_trials():
+                if trial.status == TuneTrial.PENDING:
+                    tune_controller.stop_trial(trial)
+        return None
+
+
+def run(binding: Binding, blueprint: Blueprint) -> None:
+    """Run the sweep on the connected cluster until the conductor has nothing left to do.
+
+    Raises:
+        Exception: The first error of the conductor, its searcher or its scheduler, as it was raised.
+    """
+    folder = tempfile.mkdtemp(prefix="tunelab-tune-")
+    with _settings({**TUNE_SETTINGS, **RAY_SETTINGS, "TUNE_MAX_PENDING_TRIALS_PG": "1000"}):
+        try:
+            ray.tune.run(
+                ray.tune.with_parameters(TrialActor, blueprint=blueprint),
+                name="sweep",
+                storage_path=folder,
+                search_alg=TuneSearch(binding),
+                scheduler=TuneScheduler(binding),
+                checkpoint_config=CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+                reuse_actors=True,
+                raise_on_failed_trial=False,
+                verbose=0,
+            )
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    binding.withdraw()
+    if binding.error is not None:
+        raise binding.error
+
+
+@contextmanager
+def _settings(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables that Tune reads while it runs."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,108 @@
+"""The Ray versions that this folder was tested with, and every private name that it uses.
+
+Ray's private modules can change with any release, so another version is refused before anything starts, and
+`tests/unit`'s counterpart in `tests/ray/test_private_names.py` checks each name and signature below.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from tunelab.errors import UnsupportedVersionError
+
+SUPPORTED = ("2.60", "2.61")  # from, below
+
+# module -> {name: parameters, or None where only its existence matters}
+PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
+    "ray.train.v2._internal.execution.controller.controller": {
+        "TrainController.__init__": (
+            "self", "train_fn_ref", "train_run_context", "scaling_policy", "failure_policy", "callbacks", "validation_config",
+        ),
+        "TrainController.run": ("self",),
+        "TrainController.get_result": ("self",),
+        "TrainController.get_state": ("self",),
+        "TrainController._poll_workers": ("self",),
+        "TrainController._shutdown_worker_group": ("self",),
+    },
+    "ray.train.v2._internal.execution.controller.state": {"FinishedState": None, "ShuttingDownState": None},
+    "ray.train.v2._internal.execution.worker_group.worker_group": {
+        "WorkerGroup._start_impl": ("self", "worker_group_state_builder"),
+        "WorkerGroup._init_train_context": ("self", "workers", "sync_actor"),
+        "WorkerGroup._get_worker_runtime_env": ("custom_runtime_env",),
+        "WorkerGroup._assign_worker_ranks": ("workers", "starting_world_rank", "world_size", "replica_group_size"),
+        "WorkerGroup._decorate_worker_log_file_paths": ("workers",),
+        "WorkerGroup._get_poll_tasks": ("self",),
+        "WorkerGroup._clear_state": ("self",),
+        "WorkerGroup.poll_status": ("self", "timeout"),
+        "WorkerGroup.shutdown": ("self",),
+    },
+    "ray.train.v2._internal.execution.worker_group.execution_group": {
+        "ReplicaGroup.__init__": ("self", "workers", "resources_per_worker", "callbacks"),
+    },
+    "ray.train.v2._internal.execution.worker_group.worker": {
+        "RayTrainWorker.__init__": ("self",),
+        "RayTrainWorker.init_train_context": None,
+        "RayTrainWorker.run_train_fn": ("self", "train_fn_ref"),
+        "RayTrainWorker.poll_status": ("self",),
+        "RayTrainWorker.get_metadata": ("self",),
+        "RayTrainWorker.shutdown": ("self",),
+        "Worker": (
+            "actor", "metadata", "resources", "distributed_context", "log_file_path", "placement_group_bundle_index",
+        ),
+        "get_train_context": (),
+    },
+    "ray.train.v2._internal.execution.worker_group.poll": {"WorkerStatus": None},
+    "ray.train.v2._internal.execution.worker_group": {"WorkerGroupPollStatus": None},
+    "ray.train.v2._internal.execution.callback": {
+        "ReportCallback.after_report": ("self", "training_report", "metrics"),
+    },
+    "ray.train.v2._internal.execution.checkpoint.checkpoint_manager": {
+        "CheckpointManager._write_state_to_storage": ("self",),
+        "_TrainingResult.__init__": ("self", "checkpoint", "metrics"),
+    },
+    "ray.train.v2._internal.execution.checkpoint.sync_actor": {"SynchronizationActor": None},
+    "ray.train.v2._internal.execution.context": {
+        "TrainRunContext": ("run_config", "train_loop_config", "scaling_config", "backend_config", "dataset_config"),
+    },
+    "ray.train.v2._internal.execution.failure_handling": {"create_failure_policy": ("failure_config",)},
+    "ray.train.v2._internal.execution.scaling_policy": {"create_scaling_policy": ("scaling_config",)},
+    "ray.train.v2._internal.execution.train_fn_utils": {
+        "DistributedTrainFnUtils.report": None,
+        "LocalTrainFnUtils.report": None,
+        "set_train_fn_utils": ("train_fn_utils",),
+    },
+    "ray.train.v2._internal.exceptions": {
+        "UserExceptionWithTraceback.__init__": ("self", "exc", "traceback_str"),
+        "WorkerGroupStartupFailedError": None,
+    },
+    "ray.train.v2._internal.util": {"ObjectRefWrapper.__init__": ("self", "obj"), "bundle_to_remote_args": ("bundle",)},
+    "ray.train.v2.api.data_parallel_trainer": {
+        "DataParallelTrainer._get_train_func": ("self",),
+        "DataParallelTrainer._create_default_callbacks": ("self",),
+    },
+    "ray.tune.execution.tune_controller": {
+        "TuneController.stop_trial": ("self", "trial"),
+        "TuneController._maybe_cache_trial_actor": ("self", "trial"),
+        "TrialRunnerWrapper.__init__": ("self", "tune_controller", "trial_executor", "runner_whitelist_attr", "executor_whitelist_attr"),
+    },
+    "ray.tune.utils.object_cache": {
+        "_ObjectCache.increase_max": ("self", "key", "by"),
+        "_ObjectCache.decrease_max": ("self", "key", "by"),
+    },
+}  # fmt: skip
+
+
+def check_ray() -> None:
+    """Refuse a Ray version that this was not tested with.
+
+    Raises:
+        UnsupportedVersionError: Names the version and the supported range.
+    """
+    installed = version("ray")
+    found = tuple(int(part) for part in installed.split(".")[:2])
+    low, high = (tuple(int(part) for part in bound.split(".")) for bound in SUPPORTED)
+    if not low <= found < high:
+        raise UnsupportedVersionError(
+            f"Ray {installed} is installed; tunelab works with ray>={SUPPORTED[0]},<{SUPPORTED[1]}. "
+            f"Run: pip install 'ray[tune,train]>={SUPPORTED[0]},<{SUPPORTED[1]}'"
+        )

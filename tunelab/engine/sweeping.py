@@ -1,0 +1,345 @@
+"""A sweep put together: its folder, its lock, its tracker, its signals, and the cluster it runs on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+import filelock
+
+from tunelab.core.experiment import Experiment
+from tunelab.engine import facts
+from tunelab.engine.conductor import Conductor, Launch
+from tunelab.engine.description import describe
+from tunelab.errors import InvalidExperimentError, SweepAbortedError, SweepLockedError
+from tunelab.journal import Event, Journal, SweepState, events
+from tunelab.journal.home import Home, SweepFolder
+from tunelab.trackers.process import TrackerProcess
+from tunelab.trackers.tracking import Tracking
+
+if TYPE_CHECKING:
+    from tunelab.engine.ray.tune import Binding
+
+SNAPSHOT = "experiment.py"
+
+
+class Watcher(Protocol):
+    """Shows a sweep to the user while it runs. Called in the driver's thread, so both methods return at once."""
+
+    def changed(self, state: SweepState, event: Event) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class Silence:
+    """A watcher that shows nothing."""
+
+    def changed(self, state: SweepState, event: Event) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, where, and where it is written down.
+
+    Args:
+        experiment: With overrides applied.
+        root: The project's root; put on `sys.path` of every process that trains.
+        home: Where sweeps live.
+        tracking: Where MLflow's runs go.
+        address: Ray cluster: `local`, `auto` or `HOST:PORT`.
+        storage: URI or path for checkpoints, or None for the sweep's own folder.
+        module: The module that holds the experiment; pickled by value, so that editing the file does not reach a running sweep.
+        file: The experiment's file relative to `root`, or None when it was made in a program.
+        variable: The name of the experiment in it.
+        text: What the file held.
+        overrides: What the command line changed; see `apply_overrides`.
+        watcher: Shows the sweep.
+    """
+
+    experiment: Experiment
+    root: Path
+    home: Home
+    tracking: Tracking
+    address: str = "local"
+    storage: str | None = None
+    module: ModuleType | None = None
+    file: str | None = None
+    variable: str | None = None
+    text: str | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    watcher: Watcher = field(default_factory=Silence)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a session of a sweep ended: `finished`, `interrupted`, `out of time` or `aborted`."""
+
+    folder: SweepFolder
+    state: SweepState
+    outcome: str
+    reason: str
+    tracked: bool
+
+
+def start(plan: Plan) -> Outcome:
+    """Run a new sweep of the experiment to its end.
+
+    Raises:
+        BadInputError: The experiment cannot be run as asked; nothing has been written.
+    """
+    with _on_cluster(plan) as cluster:
+        folder = _new_folder(plan)
+        with _locked(folder):
+            _keep_code(plan, folder)
+            journal = Journal(folder.journal)
+            journal.append(
+                events.sweep_created(sweep=folder.path.name, experiment=describe(plan.experiment), facts=_facts(plan))
+            )
+            return _drive(plan, folder, journal, cluster)
+
+
+def resume(plan: Plan, folder: SweepFolder) -> Outcome:
+    """Go on with a sweep: finished trials stay, unfinished ones continue from their latest checkpoint.
+
+    Raises:
+        SweepLockedError: Another driver runs it.
+        BadInputError: It cannot be run as asked.
+    """
+    with _locked(folder), _on_cluster(plan) as cluster:
+        _keep_code(plan, folder)
+        return _drive(plan, folder, Journal(folder.journal), cluster)
+
+
+# ---- before a trial is started ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    """What is known once the cluster is there."""
+
+    shape_of: Callable[[Launch], Any]
+    static_shape: Any
+    nodes: Callable[[], list[dict[str, float]]]
+    max_failures: int
+
+
+@contextmanager
+def _on_cluster(plan: Plan) -> Iterator[_Cluster]:
+    """Connect, and refuse what can never run there."""
+    from tunelab.engine.ray.versions import check_ray
+
+    check_ray()
+    from tunelab.engine.ray import cluster, trainers
+
+    example = _example(plan.experiment)
+    if problems := trainers.refuse(example):
+        raise InvalidExperimentError(f"Experiment {plan.experiment.name!r}", problems)
+    shape = trainers.shape_of(example)
+    trainer = plan.experiment.trainer
+    with cluster.connected(plan.address, str(plan.root)):
+        cluster.refuse_impossible(shape, cluster.nodes())
+
+        def shape_of(launch: Launch) -> Any:
+            if not trainers.is_factory(trainer):
+                return shape
+            asked = trainers.shape_of(trainers.resolve(trainer, launch.config, launch.seed))
+            cluster.refuse_impossible(asked, cluster.nodes())
+            return asked
+
+        static = None if trainers.is_factory(trainer) else shape
+        yield _Cluster(shape_of, static, cluster.nodes, trainers.max_failures(example))
+
+
+def _example(experiment: Experiment) -> Any:
+    """The trainer of one configuration: all there is to see, unless it is a function of the configuration."""
+    import numpy
+
+    from tunelab.engine.ray import trainers
+
+    config = experiment.full_baseline() or experiment.space.sample(numpy.random.default_rng(experiment.seed))
+    return trainers.resolve(experiment.trainer, config, experiment.trial_seed(0))
+
+
+def _new_folder(plan: Plan) -> SweepFolder:
+    """The experiment's next sweep's folder. Two drivers that start at once get two."""
+    plan.home.path.mkdir(parents=True, exist_ok=True)
+    while True:
+        folder = SweepFolder(plan.home.path / plan.home.next_id(plan.experiment.name))
+        number = int(folder.path.name.rpartition(".")[2])
+        while True:  # a folder without a journal yet belongs to a driver that is just starting
+            try:
+                folder.path.mkdir()
+                return folder
+            except FileExistsError:
+                number += 1
+                folder = SweepFolder(plan.home.path / f"{plan.experiment.name}.{number}")
+
+
+@contextmanager
+def _locked(folder: SweepFolder) -> Iterator[None]:
+    """Hold the sweep for this driver. The operating system releases the lock when a driver dies."""
+    lock = filelock.FileLock(folder.lock)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise SweepLockedError(
+            f"{folder.path.name} is being run by another driver. Watch it with: tunelab show {folder.path.name}"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _keep_code(plan: Plan, folder: SweepFolder) -> None:
+    if plan.text is not None:
+        partial = folder.path / f"{SNAPSHOT}.partial"
+        partial.write_text(plan.text)
+        partial.replace(folder.path / SNAPSHOT)
+
+
+def _facts(plan: Plan) -> dict[str, Any]:
+    return {
+        "versions": facts.versions(),
+        "git": facts.git(plan.root),
+        "root": str(plan.root),
+        "file": plan.file,
+        "variable": plan.variable,
+        "overrides": dict(plan.overrides),
+        "storage": plan.storage,
+    }
+
+
+# ---- the session -----------------------------------------------------------------------------------------------------
+
+
+def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster) -> Outcome:
+    from tunelab.engine.ray.cluster import fit, how_many
+    from tunelab.engine.ray.tune import Binding, Slots, run
+
+    tracker = TrackerProcess(folder.journal, plan.tracking, folder.path / "tracker.log")
+
+    def notify(state: SweepState, event: Event) -> None:
+        tracker.poke()
+        plan.watcher.changed(state, event)
+
+    storage = _storage(plan, folder)
+    conductor = Conductor(
+        plan.experiment,
+        journal,
+        budget=plan.experiment.budget,
+        max_failures=cluster.max_failures,
+        delete=lambda checkpoint: _delete(storage, checkpoint),
+        notify=notify,
+        say=plan.watcher.say,
+    )
+    nodes = cluster.nodes()
+    binding = Binding(conductor, Slots(lambda shapes: fit(shapes, nodes)), cluster.shape_of, cluster.static_shape)
+    resources = {"CPU": sum(node.get("CPU", 0.0) for node in nodes), "GPU": sum(node.get("GPU", 0.0) for node in nodes)}
+    session = events.session_started(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        resources={**resources, "trial": str(cluster.static_shape or "depends on its configuration")},
+        budget=asdict(plan.experiment.budget),
+        tracking=plan.tracking.to_json(),
+    )
+    with ExitStack() as stack:
+        stack.callback(journal.close)
+        tracked: list[bool] = []
+        stack.callback(lambda: tracked.append(tracker.close()))
+        tracker.start()
+        stack.enter_context(_signals(binding, plan.watcher))
+        if cluster.static_shape is not None:
+            room = how_many(cluster.static_shape, nodes)
+            at_once = min(room, plan.experiment.budget.concurrent or room)
+            plan.watcher.say(f"{at_once} trial{'s'[: at_once > 1]} at a time: each takes {cluster.static_shape}")
+        conductor.begin(session)
+        try:
+            run(binding, _blueprint(plan, folder, storage))
+        except BaseException as error:
+            conductor.stop("aborted", f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            outcome = conductor.end()
+    reason = conductor.state.sessions[-1].reason
+    return Outcome(folder, conductor.state, outcome, reason, all(tracked))
+
+
+def _blueprint(plan: Plan, folder: SweepFolder, storage: str) -> Any:
+    import ray.cloudpickle
+
+    from tunelab.engine.ray.messages import Blueprint
+
+    if plan.module is not None:
+        ray.cloudpickle.register_pickle_by_value(plan.module)
+    try:
+        trainer = ray.cloudpickle.dumps(plan.experiment.trainer)
+    except Exception as error:
+        raise SweepAbortedError(f"The trainer cannot be sent to other processes: {error}") from error
+    finally:
+        if plan.module is not None:
+            ray.cloudpickle.unregister_pickle_by_value(plan.module)
+    return Blueprint(
+        sweep=folder.path.name,
+        root=str(plan.root),
+        storage=storage,
+        trainer=trainer,
+        isolation=plan.experiment.isolation,
+        work_dir=str(folder.trials.resolve()),
+    )
+
+
+def _storage(plan: Plan, folder: SweepFolder) -> str:
+    if plan.storage is None:
+        return str(folder.trials.resolve())
+    return f"{plan.storage.rstrip('/')}/{folder.path.name}"
+
+
+def _delete(storage: str, checkpoint: str) -> None:
+    """Remove a checkpoint's folder. One that is gone already is fine."""
+    if "://" not in storage:
+        shutil.rmtree(Path(storage, checkpoint), ignore_errors=True)
+        return
+    import pyarrow.fs
+
+    filesystem, path = pyarrow.fs.FileSystem.from_uri(f"{storage}/{checkpoint}")
+    try:
+        filesystem.delete_dir(path)
+    except FileNotFoundError:
+        pass
+
+
+@contextmanager
+def _signals(binding: Binding, watcher: Watcher) -> Iterator[None]:
+    """Ctrl-C stops at the next report, a second one at once. Only the main thread can be signalled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: Any) -> None:
+        if binding.conductor.stopping:
+            binding.hurry = True
+            return
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        binding.conductor.stop("interrupted", name)
+        watcher.say(f"{name}: stopping at the next report; again to stop now")
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
