@@ -29,15 +29,17 @@ class TrialActor(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any], blueprint: Any = None) -> None:
-        os.environ.update(RAY_SETTINGS)
-        if blueprint.root not in sys.path:
-            sys.path.insert(0, blueprint.root)
-        from tunelab.engine.ray.group import Slot
+        self._blueprint, self._attempt, self._slot = blueprint, None, None
+        try:
+            os.environ.update(RAY_SETTINGS)
+            if blueprint.root not in sys.path:
+                sys.path.insert(0, blueprint.root)
+            from tunelab.engine.ray.group import Slot
 
-        self._blueprint = blueprint
-        self._trainer = ray.cloudpickle.loads(blueprint.trainer)
-        self._slot = Slot(blueprint.root, warm=blueprint.isolation == "warm")
-        self._attempt: Any = None
+            self._trainer = ray.cloudpickle.loads(blueprint.trainer)
+            self._slot = Slot(blueprint.root, warm=blueprint.isolation == "warm")
+        except Exception as error:
+            self._unfit = error
         self._begin(config["launch"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -46,7 +48,7 @@ class TrialActor(ray.tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        return {"message": self._attempt.next(HEARTBEAT_S), "launch": self._launch.trial}
+        return {"message": self._attempt.next(HEARTBEAT_S)}
 
     def release(self) -> None:
         """End the attempt, if it has not ended: at the report at which it waits, or at once."""
@@ -56,17 +58,30 @@ class TrialActor(ray.tune.Trainable):
 
     def cleanup(self) -> None:
         self.release()
-        self._slot.close()
+        if self._slot is not None:
+            self._slot.close()
 
     def _begin(self, launch: Any) -> None:
+        from tunelab.engine.ray import attempt
+
+        self._attempt = attempt.Attempt(partial(self._work, launch=launch), storage=self._blueprint.storage)
+
+    def _work(self, running: Any, launch: Any) -> Any:
+        """What the attempt's thread does."""
         from tunelab.engine.ray import attempt, trainers
 
-        self._launch = launch
+        if self._slot is None:
+            raise self._unfit
         trainer = trainers.resolve(self._trainer, launch.config, launch.seed)
         if trainers.is_trainer(trainer):
-            self._interrupt = lambda thread: self._slot.interrupt()
-            work = partial(attempt.run_group, launch=launch, trainer=trainer, blueprint=self._blueprint, slot=self._slot)
+            return attempt.run_group(running, launch, trainer, self._blueprint, self._slot)
+        return attempt.run_function(running, launch, trainer, self._blueprint)
+
+    def _interrupt(self, thread: Any) -> None:
+        """End what the attempt does: its workers, or the function that runs in this process."""
+        from tunelab.engine.ray import attempt
+
+        if self._slot is not None and self._slot.busy:
+            self._slot.interrupt()
         else:
-            self._interrupt = attempt.raise_stopped
-            work = partial(attempt.run_function, launch=launch, function=trainer, blueprint=self._blueprint)
-        self._attempt = attempt.Attempt(work, storage=self._blueprint.storage)
+            attempt.raise_stopped(thread)

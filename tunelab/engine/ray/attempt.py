@@ -11,29 +11,26 @@ import os
 import queue
 import shutil
 import threading
-import traceback
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow.fs
-from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayActorError, WorkerCrashedError
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.failure_handling import create_failure_policy
 from ray.train.v2._internal.execution.scaling_policy import create_scaling_policy
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
-from ray.train.v2._internal.exceptions import UserExceptionWithTraceback
 from ray.train.v2._internal.util import ObjectRefWrapper
 
-from tunelab.core.failures import Failure
 from tunelab.engine.conductor import Launch
 from tunelab.engine.context import CurrentTrial, set_current_trial
 from tunelab.engine.ray import trainers
+from tunelab.engine.ray.explain import explain
 from tunelab.engine.ray.group import Conversation, Slot, WarmController
 from tunelab.engine.ray.messages import Blueprint, Ended, Heartbeat, Message, Report, TrialStopped
 from tunelab.engine.ray.worker import TrainLoop, begin_trial, plain_metrics
-from tunelab.errors import Infeasible
+from tunelab.errors import BadInputError
 
 UNWIND_S = 5.0  # how long a stopped train loop may take to clean up before its process is ended
 
@@ -131,7 +128,7 @@ def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Bluepri
     )
     asyncio.run(controller.run())
     error = controller.get_result().error
-    return explain(error) if error is not None else Ended()
+    return explain(error, slot.tracebacks) if error is not None else Ended()
 
 
 def _callbacks(trainer: Any) -> list[Any]:
@@ -149,7 +146,12 @@ def run_function(attempt: Attempt, launch: Launch, function: Callable[..., Any],
     )
     begin_trial(identity, Path(blueprint.work_dir, trial_id, "rank0"))
     try:
-        function(trainers.loop_config(function, launch.config, launch.seed))
+        made = function(trainers.loop_config(function, launch.config, launch.seed))
+        if trainers.is_trainer(made):
+            raise BadInputError(
+                f"{function.__name__} returned a {type(made).__name__} and was taken for a train loop. Annotate it: "
+                f"def {function.__name__}(config) -> {type(made).__name__}"
+            )
     except TrialStopped:
         pass
     finally:
@@ -196,71 +198,3 @@ class FunctionReport(LocalTrainFnUtils):
     def _attempt_name(self) -> str:
         self._count += 1
         return f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}_{self._count:06d}"
-
-
-# ---- how an attempt ended ------------------------------------------------------------------------------------------
-
-_PROCESS_GONE = (RayActorError, ActorDiedError, ActorUnavailableError, WorkerCrashedError)
-
-
-def explain(error: BaseException) -> Ended:
-    """Sort an error into its failure class, with one line for people and the traceback."""
-    failures = getattr(error, "worker_failures", None)
-    causes = list(failures.values()) if failures else [error]
-    # A rank that lost its peer raises too, so a dead process explains more than an exception does.
-    classed = sorted((_explain_one(cause) for cause in causes), key=lambda ended: _PRECEDENCE.index(ended.failure))
-    return classed[0]
-
-
-_PRECEDENCE = [Failure.INFEASIBLE, Failure.OUT_OF_MEMORY, Failure.LOST, Failure.USER_ERROR]
-
-
-def _explain_one(error: BaseException) -> Ended:
-    details = error._traceback_str if isinstance(error, UserExceptionWithTraceback) else _format(error)
-    chain = list(_causes(error))
-    if any(isinstance(cause, Infeasible) for cause in chain):
-        cause = next(cause for cause in chain if isinstance(cause, Infeasible))
-        return Ended(Failure.INFEASIBLE, str(cause) or "the train loop says so", details)
-    for cause in chain:
-        if isinstance(cause, (MemoryError, OutOfMemoryError)) or type(cause).__name__ == "OutOfMemoryError":
-            return Ended(Failure.OUT_OF_MEMORY, _one_line(cause), details)
-    if any(isinstance(cause, _PROCESS_GONE) for cause in chain) or not any(
-        isinstance(cause, UserExceptionWithTraceback) for cause in chain
-    ):
-        gone = next((cause for cause in chain if isinstance(cause, _PROCESS_GONE)), chain[-1])
-        return Ended(Failure.LOST, _lost_line(gone), details)
-    return Ended(Failure.USER_ERROR, _one_line(chain[-1]), details)
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    queue_ = [error]
-    while queue_:
-        cause = queue_.pop(0)
-        if cause is None or cause in found:
-            continue
-        found.append(cause)
-        queue_ += [
-            getattr(cause, name, None)
-            for name in ("_base_exc", "health_check_failure", "controller_failure", "cause", "__cause__")
-            if isinstance(getattr(cause, name, None), BaseException)
-        ]
-    return found
-
-
-def _lost_line(error: BaseException) -> str:
-    text = str(error)
-    if "SIGKILL" in text or "signal 9" in text.lower():
-        return "a worker was killed (signal 9)"
-    if isinstance(error, _PROCESS_GONE):
-        return "a worker process died"
-    return _one_line(error)
-
-
-def _one_line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[-1] if text else ''}".rstrip(": ")
-
-
-def _format(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

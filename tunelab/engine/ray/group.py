@@ -55,6 +55,7 @@ class Slot:
     warm: bool
     idle: dict[Any, Crew] = field(default_factory=dict)
     busy: list[Any] = field(default_factory=list)  # handles of the workers that run the trial, also while they start
+    tracebacks: dict[int, str] = field(default_factory=dict)  # of the ranks that failed last
 
     def interrupt(self) -> None:
         """End the processes that run the trial, at once."""
@@ -174,6 +175,12 @@ class WarmWorkerGroup(WorkerGroup):
             return super()._get_poll_tasks()
         self._world_rank_to_ongoing_poll.clear()
         return [worker.actor.poll_status.remote(answer) for worker in self.get_workers()]
+
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+        status = super().poll_status(timeout)
+        # Ray Train's error holds the exceptions without their tracebacks.
+        self.slot.tracebacks = {rank: str(one.error) for rank, one in status.worker_statuses.items() if one.error}
+        return status
 
     def shutdown(self) -> None:
         state = self._worker_group_state

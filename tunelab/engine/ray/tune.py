@@ -23,6 +23,7 @@ from typing import Any
 import ray.tune
 from ray.tune import CheckpointConfig, PlacementGroupFactory
 from ray.tune.experiment import Trial as TuneTrial
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import SearchAlgorithm
 
@@ -268,10 +269,20 @@ class TuneScheduler(FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
         """Tune starts pending trials by itself; when the sweep is stopping they are taken back instead."""
         if self._binding.conductor.stopping:
-            for trial in tune_controller.get_live_trials():
+            for trial in list(tune_controller.get_live_trials()):
                 if trial.status == TuneTrial.PENDING:
                     tune_controller.stop_trial(trial)
         return None
+
+
+class Quiet(TrialProgressCallback):
+    """Stands where Tune would put a callback that prints a line for each trial that ends."""
+
+    def log_result(self, trial: Any, result: Any, error: bool = False) -> None:
+        pass
+
+    def on_trial_complete(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
 
 def run(binding: Binding, blueprint: Blueprint) -> None:
@@ -289,6 +300,7 @@ def run(binding: Binding, blueprint: Blueprint) -> None:
                 storage_path=folder,
                 search_alg=TuneSearch(binding),
                 scheduler=TuneScheduler(binding),
+                callbacks=[Quiet()],
                 checkpoint_config=CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
                 reuse_actors=True,
                 raise_on_failed_trial=False,

@@ -1,0 +1,20 @@
+# `make check` before every commit (about half a minute); `make test` runs everything, Ray included.
+.PHONY: check lint fast test format
+
+check: lint fast
+
+lint:
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+fast:
+	pytest -q tests/unit tests/contract tests/docs
+
+test:
+	pytest
+
+format:
+	ruff check --fix .
+	ruff format .

@@ -1,0 +1,133 @@
+"""What the verbs share: options, finding a sweep, and printing tables and JSON. Data goes to stdout, talk to stderr."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tunelab.core.trial import Status
+from tunelab.errors import BadInputError, UnknownNameError
+from tunelab.journal.home import DEFAULT_HOME, SweepFolder
+from tunelab.journal.state import SweepState
+
+SETTINGS = ("home", "storage", "tracking")
+
+
+def project_settings() -> dict[str, str]:
+    """`[tool.tunelab]` in the current folder's pyproject.toml: where things live when no flag says so.
+
+    Raises:
+        BadInputError: The file is not TOML, or a value is not text.
+        UnknownNameError: A key is not a setting.
+    """
+    file = Path("pyproject.toml")
+    if not file.is_file():
+        return {}
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("tunelab", {})
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInputError(f"pyproject.toml cannot be read: {error}") from error
+    for key, value in found.items():
+        if key not in SETTINGS:
+            raise UnknownNameError(f"pyproject.toml: {UnknownNameError.among('setting in [tool.tunelab]', key, SETTINGS)}")
+        if not isinstance(value, str):
+            raise BadInputError(f"pyproject.toml: [tool.tunelab] {key} needs text, got {value!r}.")
+    return found
+
+
+def _home(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path:
+    return Path(value or project_settings().get("home") or DEFAULT_HOME)
+
+
+def home_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--home FOLDER`; the verb gets `home`, a path."""
+    return click.option(
+        "--home", metavar="FOLDER", callback=_home, help="Where sweeps live. Default: home in [tool.tunelab], else ./runs."
+    )(function)
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`; the verb gets `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")(function)
+
+
+def sweep_argument(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`SWEEP`; the verb gets its name."""
+    return click.argument("sweep", metavar="SWEEP")(function)
+
+
+def sweep_status(folder: SweepFolder, state: SweepState) -> str:
+    """`running`, `finished`, `interrupted`, `aborted`, or `unfinished` when the driver was killed or ran out of time."""
+    if is_running(folder):
+        return "running"
+    outcome = state.sessions[-1].outcome if state.sessions else None
+    return outcome if outcome in ("finished", "interrupted", "aborted") else "unfinished"
+
+
+def is_running(folder: SweepFolder) -> bool:
+    """Whether a driver holds the sweep's lock. Looks without taking it: a shared lock, given back at once."""
+    import fcntl  # POSIX, like Ray Train's own workers
+
+    try:
+        with folder.lock.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except OSError:
+        return False
+    return False
+
+
+def counts(state: SweepState) -> dict[str, int]:
+    """Status -> number of trials, those that occur, in the order of a trial's life."""
+    found = [trial.status for trial in state.trials.values()]
+    return {status.value: number for status in Status if (number := found.count(status))}
+
+
+def ended(state: SweepState) -> int:
+    """How many trials have ended, of those that count against the budget."""
+    return sum(trial.status.ended and trial.status is not Status.INFEASIBLE for trial in state.trials.values())
+
+
+def emit_json(data: Any) -> None:
+    """Print `data` as JSON. NaN and infinities, which JSON lacks, become null."""
+    click.echo(json.dumps(_finite(data), indent=2, default=str))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout: fitted to a terminal, else aligned text of any width, one line a row."""
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(entry.replace("[", "\\[") for entry in row))
+        Console(highlight=False).print(table)
+    else:
+        click.echo("\n".join(aligned([columns, *rows])))
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows as lines, columns two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(entry.ljust(width) for entry, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,112 @@
+"""An experiment as JSON, for its sweep's journal, and what has changed between two of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+from tunelab.core.experiment import Experiment
+from tunelab.core.space import Space
+from tunelab.core.values import value_text
+
+# What resume holds fixed: proposals and decisions follow from these.
+_FIXED = ("objective", "last_step", "searcher", "scheduler", "seed", "trial_seeds", "baseline")
+
+_ABSENT = object()
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """What can be said of an experiment in JSON. Functions and classes appear by name."""
+    data = {
+        "name": experiment.name,
+        "space": cast(Space, experiment.space).to_json(),
+        "objective": dataclasses.asdict(experiment.objective),
+        "last_step": experiment.last_step(),
+        "searcher": _part(experiment.searcher),
+        "scheduler": _part(experiment.scheduler),
+        "budget": dataclasses.asdict(experiment.budget),
+        "retention": dataclasses.asdict(experiment.retention),
+        "seed": experiment.seed,
+        "trial_seeds": experiment.trial_seeds,
+        "baseline": experiment.full_baseline(),
+        "isolation": experiment.isolation,
+        "trainer": _trainer(experiment.trainer),
+        "loop": {key: value for key, value in experiment.loop_defaults().items() if _is_json(value)},
+    }
+    return json.loads(json.dumps(data, default=repr))  # as it will be read back: lists for tuples
+
+
+def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed in the parts that proposals and decisions follow from: one line each, empty when nothing did.
+
+    >>> difference({"seed": 0}, {"seed": 1})
+    ['seed was 0, is 1']
+    """
+    lines = list(_space_difference(old.get("space"), new.get("space")))
+    for key in _FIXED:
+        lines += _value_difference(key, old.get(key), new.get(key))
+    return lines
+
+
+def _part(part: Any) -> dict[str, Any]:
+    fields = (
+        {field.name: getattr(part, field.name) for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else {}
+    )
+    return {"name": part.name, **fields}
+
+
+def _trainer(trainer: Any) -> str:
+    if not hasattr(trainer, "fit"):
+        return f"function {getattr(trainer, '__name__', type(trainer).__name__)}"
+    workers = getattr(getattr(trainer, "scaling_config", None), "num_workers", None)
+    text = f"{type(trainer).__name__}, {_range(workers)} worker"
+    return text if workers == 1 else text + "s"
+
+
+def _range(workers: Any) -> str:
+    return " to ".join(map(str, workers)) if isinstance(workers, (list, tuple)) else str(workers)
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _space_difference(old: Any, new: Any) -> Iterator[str]:
+    if old == new or not (old and new):
+        return
+    before, after = Space.from_json(old).describe(), Space.from_json(new).describe()
+    for name in {**before, **after}:
+        if name not in after:
+            yield f"space: {name} is gone (was {before[name]})"
+        elif name not in before:
+            yield f"space: {name} is new ({after[name]})"
+        elif before[name] != after[name]:
+            yield f"space: {name} was {before[name]}, is {after[name]}"
+    yield from (f"space: no longer requires {rule}" for rule in old["require"] if rule not in new["require"])
+    yield from (f"space: now requires {rule}" for rule in new["require"] if rule not in old["require"])
+    if list(before) != list(after) and set(before) == set(after):
+        yield f"space: the order was {', '.join(before)}, is {', '.join(after)}"
+
+
+def _value_difference(key: str, old: Any, new: Any) -> Iterator[str]:
+    if old == new:
+        return
+    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
+        for name in {**old, **new}:
+            yield from _value_difference(f"{key}: {name}", old.get(name, _ABSENT), new.get(name, _ABSENT))
+    elif isinstance(old, Mapping) and isinstance(new, Mapping) and "name" in old:
+        yield f"{key} was {old['name']}, is {new['name']}"
+    else:
+        yield f"{key} was {_text(old)}, is {_text(new)}"
+
+
+def _text(value: Any) -> str:
+    if value is _ABSENT:
+        return "absent"
+    return json.dumps(value) if isinstance(value, (dict, list)) else value_text(value)

@@ -1,0 +1,219 @@
+"""The tracker process: follows a journal until its driver is gone, and leaves no run open.
+
+Bytes on stdin mean "something new"; what is new is read from the journal, all of it in one go. The end of stdin means
+that the driver is done or dead: what is left is recorded, open runs are closed, and the process ends. So with `< /dev/null`
+it catches up once.
+
+A store that does not answer is asked again, less and less often, for as long as the driver lives; the reading position stays
+where it is, so nothing is lost or reordered and memory does not grow.
+
+Exit status: 0 all recorded; 2 wrong arguments; 3 the store did not answer, or another process records this sweep: the rest
+follows at the next `tunelab resume` or `tunelab track`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from filelock import FileLock, Timeout
+
+from tunelab.journal.events import Event
+from tunelab.journal.store import read_events
+from tunelab.trackers.changes import Batch
+from tunelab.trackers.projection import Projection
+from tunelab.trackers.tracking import Tracking
+
+log = logging.getLogger("tunelab.tracker")
+Result = TypeVar("Result")
+
+EVENTS_A_BATCH = 2000
+_LOOK_S = 5.0  # how often to look for a dead driver whose pipe somebody else still holds open
+_BACKOFF_S = (0.5, 1, 2, 4, 8, 15)
+
+
+class StartOver(Exception):
+    """The store lost what it had of this sweep (somebody deleted it): record it from the beginning."""
+
+
+class GaveUp(Exception):
+    """The driver is gone and the store did not answer in time."""
+
+
+class Tracker(Protocol):
+    """Writes changes to one store. A call that raised may be repeated."""
+
+    def open(self, uid: str, experiment: str) -> int:
+        """Find what the store has of sweep `uid`; returns the position up to which its journal is recorded, 0 for nothing."""
+        ...
+
+    def record(self, batch: Batch) -> None:
+        """Write `batch`, then that the journal is recorded up to `batch.seq`. Takes out of `batch` what is written."""
+        ...
+
+
+class Inbox:
+    """The pipe from the driver.
+
+    Args:
+        fd: Its reading end.
+        parent: Process id of the driver, to notice its death also if the pipe stays open; None if it is not ours.
+    """
+
+    def __init__(self, fd: int = 0, parent: int | None = None) -> None:
+        self._fd, self._parent = fd, parent
+        self.ended = False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for news; returns whether there are any. Sets `ended` when the driver is done or dead."""
+        if self.ended:
+            return False
+        if self._parent is not None and os.getppid() != self._parent:
+            self.ended = True
+            return True
+        try:
+            readable, _, _ = select.select([self._fd], [], [], max(0.0, timeout_s))
+            self.ended = bool(readable) and os.read(self._fd, 65536) == b""
+        except OSError:
+            readable, self.ended = [], True
+        return bool(readable) or self.ended
+
+    def end(self, *_: object) -> None:
+        """Take it that the driver is gone (SIGTERM)."""
+        self.ended = True
+
+
+class Follower:
+    """Carries one sweep's journal over to a tracker.
+
+    Args:
+        journal: The journal's file.
+        tracker: Where to.
+        inbox: Says when there is news and when the driver is gone.
+        drain_timeout_s: How long a store that does not answer is asked again once the driver is gone.
+        interval_s: Least time between two batches, so that many small reports cost few calls.
+    """
+
+    def __init__(
+        self, journal: Path, tracker: Tracker, inbox: Inbox, drain_timeout_s: float = 60, interval_s: float = 0.5
+    ) -> None:
+        self._journal, self._tracker, self._inbox = journal, tracker, inbox
+        self._drain_timeout_s, self._interval_s = drain_timeout_s, interval_s
+
+    def run(self) -> None:
+        """Return once the driver is gone and everything is recorded.
+
+        Raises:
+            GaveUp: The store did not answer.
+        """
+        while True:
+            try:
+                return self._follow()
+            except StartOver as reason:
+                log.warning("recording from the beginning: %s", reason)
+
+    def _follow(self) -> None:
+        projection = Projection(self._journal.parent)
+        cursor: int | None = None
+        while True:
+            ended, began = self._inbox.ended, time.monotonic()  # asked before reading: what the driver said last is read, too
+            events = self._insist(lambda: self._read(projection.state.seq))
+            for event in events:
+                projection.apply(event)
+                if cursor is None:
+                    cursor = self._insist(lambda: self._tracker.open(projection.uid, projection.experiment))
+                if event.seq <= cursor:
+                    projection.take()  # is recorded already
+            self._record(projection.take())
+            if len(events) == EVENTS_A_BATCH:
+                continue
+            if ended:
+                break
+            if cursor and projection.state.seq >= cursor:
+                self._record(projection.reopen())
+                cursor = 0  # once
+            self._inbox.wait(0)
+            if not events:
+                self._inbox.wait(_LOOK_S)
+            while not self._inbox.ended and (left := began + self._interval_s - time.monotonic()) > 0:
+                self._inbox.wait(left)
+        if projection.uid:
+            self._record(projection.close_open())
+
+    def _read(self, after: int) -> list[Event]:
+        return list(itertools.islice(read_events(self._journal, after), EVENTS_A_BATCH))
+
+    def _record(self, batch: Batch) -> None:
+        if batch.runs:
+            self._insist(lambda: self._tracker.record(batch))
+
+    def _insist(self, call: Callable[[], Result]) -> Result:
+        """The result of `call`, however often it has to be made."""
+        deadline: float | None = None
+        for tries in itertools.count():
+            try:
+                result = call()
+            except StartOver:
+                raise
+            except Exception as error:
+                now = time.monotonic()
+                if self._inbox.ended:
+                    deadline = deadline or now + self._drain_timeout_s
+                    if now >= deadline:
+                        raise GaveUp(f"{type(error).__name__}: {error}") from error
+                pause_s = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
+                log.log(logging.WARNING if tries == 0 else logging.DEBUG, "not recorded yet, trying again: %r", error)
+                self._pause(pause_s if deadline is None else min(pause_s, 2.0, deadline - now))
+            else:
+                if tries:
+                    log.info("recorded at try %d", tries + 1)
+                return result
+        raise AssertionError("unreachable")
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but no longer than until the driver is gone."""
+        until, ended = time.monotonic() + seconds, self._inbox.ended
+        while (left := until - time.monotonic()) > 0 and self._inbox.ended == ended:
+            if not ended:
+                self._inbox.wait(min(left, _LOOK_S))
+            else:
+                time.sleep(left)
+
+
+def main(make: Callable[[Tracking], Tracker], argv: list[str] | None = None) -> int:
+    """Run the tracker process. Returns its exit status."""
+    parser = argparse.ArgumentParser(description="Record a sweep's journal in a tracking store until stdin ends.")
+    parser.add_argument("--journal", type=Path, required=True, help="the sweep's journal.sqlite")
+    parser.add_argument("--tracking", required=True, help="where to, as Tracking.to_json() says it")
+    parser.add_argument("--drain-timeout", type=float, default=60, metavar="S", help="how long to insist after stdin has ended")
+    parser.add_argument("--interval", type=float, default=0.5, metavar="S", help="least time between two batches")
+    parser.add_argument("--parent", type=int, default=None, metavar="PID", help="end when this is no longer the parent process")
+    args = parser.parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    log.setLevel(logging.INFO)
+    inbox = Inbox(0, args.parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes our stdin
+    signal.signal(signal.SIGTERM, inbox.end)
+    os.nice(10)
+    rest = "The rest follows at the next `tunelab resume` or `tunelab track`."
+    try:
+        tracking = Tracking.from_json(json.loads(args.tracking))
+        with FileLock(args.journal.parent / "tracker.lock").acquire(timeout=args.drain_timeout):
+            Follower(args.journal, make(tracking), inbox, args.drain_timeout, args.interval).run()
+    except Timeout:
+        log.error("Another process records this sweep. %s", rest)
+        return 3
+    except GaveUp as reason:
+        log.error("Gave up on %s: %s. %s", tracking.describe(), reason, rest)
+        return 3
+    log.info("all recorded in %s", tracking.describe())
+    return 0
