@@ -10,7 +10,7 @@ lint:
 	lint-imports
 
 fast:
-	pytest -q tests/unit tests/contract tests/docs
+	pytest -q --ignore=tests/ray
 
 test:
 	pytest

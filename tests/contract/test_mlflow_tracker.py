@@ -395,7 +395,7 @@ def test_a_tracker_killed_at_any_call_is_caught_up_with_exactly(home, tmp_path, 
     """SIGKILL before call 1, 1 + n, 1 + 2 n, ... and a second kill elsewhere; then what MLflow shows equals an unbroken run."""
     whole = Store(eventful(home).track()).everything()
     (tmp_path / "whole").write_text(repr(whole))
-    arguments = [str(REPOSITORY), str(tmp_path / "whole"), str(tmp_path / "killed"), str(empty_store), "7"]
+    arguments = [str(REPOSITORY), str(tmp_path / "whole"), str(tmp_path / "killed"), str(empty_store), "5"]
     done = subprocess.run([sys.executable, "-c", KILLER, *arguments], check=False, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert int(done.stdout.split()[-1]) >= 6

@@ -1,6 +1,7 @@
 """The command line. A verb is one file here, with a click command called `command` in it, and one line in `VERBS`.
 
-`tunelab --help` imports none of them: a verb's file is imported when the verb is used.
+`tunelab --help` imports none of them: a verb's file is imported when the verb is used. What its function returns is the exit
+status, 0 if it returns nothing.
 """
 
 from __future__ import annotations

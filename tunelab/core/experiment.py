@@ -167,7 +167,7 @@ class Experiment:
 
     name: str
     trainer: Any
-    space: Space | Mapping[str, Any]
+    space: Space  # a mapping is taken too, and becomes one
     objective: Objective
     searcher: Searcher
     scheduler: Scheduler
@@ -185,7 +185,7 @@ class Experiment:
         for name, kind in kinds.items():
             part = getattr(self, name)
             if isinstance(part, kind):
-                problems += part.problems()
+                problems += part.problems()  # type: ignore[attr-defined]
             elif not (name == "export" and part is None):
                 problems.append(f"{name} needs {kind.__name__}(...), got {part!r}.")
         for name, contract, example in (("searcher", Searcher, "TPE()"), ("scheduler", Scheduler, "ASHA()")):
@@ -196,6 +196,8 @@ class Experiment:
                 problems += part.problems()
         if not problems:
             problems += self._baseline_problems()
+            if hasattr(self.searcher, "space_problems"):
+                problems += self.searcher.space_problems(self.space)
         if problems:
             raise InvalidExperimentError(f"Experiment {self.name!r}", problems)
 
@@ -239,8 +241,8 @@ class Experiment:
             found.append(f"trial_seeds needs 'derived' or 'same', got {self.trial_seeds!r}.")
         if self.isolation not in ("warm", "fresh"):
             found.append(f"isolation needs 'warm' or 'fresh', got {self.isolation!r}.")
-        run_config = getattr(self.trainer, "run_config", None)
-        if getattr(run_config, "checkpoint_config", None) is not None and _says_retention(run_config.checkpoint_config):
+        checkpoint_config = getattr(getattr(self.trainer, "run_config", None), "checkpoint_config", None)
+        if checkpoint_config is not None and _says_retention(checkpoint_config):
             found.append("RunConfig.checkpoint_config is not used in a sweep: say Experiment(retention=Retention(...)) instead.")
         return found
 
@@ -258,7 +260,7 @@ class Experiment:
         last = self.objective.last_step
         if isinstance(last, str) and last not in self.space.parameters and not _is_factory(self.trainer):
             value = self.loop_defaults().get(last)
-            if not (_is_number(value) and value > 0):
+            if value is None or not (_is_number(value) and value > 0):
                 where = "is missing" if value is None else f"is {value!r}"
                 found.append(f"Objective's last_step names the configuration key {last!r}, which {where} in train_loop_config.")
         if self.baseline is not None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from tunelab.core.experiment import Objective
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Searcher(Protocol):
     """Chooses the next configuration to try."""
 
-    name: str  # as in the family's table and in messages: "tpe"
+    name: ClassVar[str]  # as in the family's table and in messages: "tpe"
 
     def propose(
         self, number: int, *, space: Space, objective: Objective, history: Sequence[Trial], seed: int
@@ -70,7 +70,7 @@ class Judge(Protocol):
 class Scheduler(Protocol):
     """Describes when a trial is not worth going on with."""
 
-    name: str
+    name: ClassVar[str]
 
     def judge(self, objective: Objective, last_step: float | None) -> Judge:
         """A fresh judge for one sweep.

@@ -20,7 +20,7 @@ from tunelab.core.experiment import Experiment
 from tunelab.engine import facts
 from tunelab.engine.conductor import Conductor, Launch
 from tunelab.engine.description import describe
-from tunelab.errors import InvalidExperimentError, SweepAbortedError, SweepLockedError
+from tunelab.errors import InvalidExperimentError, SweepLockedError
 from tunelab.journal import Event, Journal, SweepState, events
 from tunelab.journal.home import Home, SweepFolder
 from tunelab.trackers.process import TrackerProcess
@@ -67,6 +67,7 @@ class Plan:
         text: What the file held.
         overrides: What the command line changed; see `apply_overrides`.
         watcher: Shows the sweep.
+        until: Ends the session early, as Ctrl-C does, once it says so of the state after an event.
     """
 
     experiment: Experiment
@@ -81,6 +82,7 @@ class Plan:
     text: str | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     watcher: Watcher = field(default_factory=Silence)
+    until: Callable[[SweepState], bool] = lambda state: False
 
 
 @dataclass(frozen=True)
@@ -235,6 +237,8 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
     def notify(state: SweepState, event: Event) -> None:
         tracker.poke()
         plan.watcher.changed(state, event)
+        if plan.until(state):
+            conductor.stop("interrupted", "as far as was asked for")
 
     storage = _storage(plan, folder)
     conductor = Conductor(
@@ -279,24 +283,14 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
 
 
 def _blueprint(plan: Plan, folder: SweepFolder, storage: str) -> Any:
-    import ray.cloudpickle
-
     from tunelab.engine.ray.messages import Blueprint
+    from tunelab.engine.ray.trainers import pickled
 
-    if plan.module is not None:
-        ray.cloudpickle.register_pickle_by_value(plan.module)
-    try:
-        trainer = ray.cloudpickle.dumps(plan.experiment.trainer)
-    except Exception as error:
-        raise SweepAbortedError(f"The trainer cannot be sent to other processes: {error}") from error
-    finally:
-        if plan.module is not None:
-            ray.cloudpickle.unregister_pickle_by_value(plan.module)
     return Blueprint(
         sweep=folder.path.name,
         root=str(plan.root),
         storage=storage,
-        trainer=trainer,
+        trainer=pickled(plan.experiment.trainer, plan.module),
         isolation=plan.experiment.isolation,
         work_dir=str(folder.trials.resolve()),
     )

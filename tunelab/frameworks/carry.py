@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import sysconfig
 import warnings
@@ -45,7 +46,10 @@ def local_code_by_value() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without MLflow's and torch.export's advice to whoever calls them: what matters of it is in the model's card."""
+    """Without MLflow's and torch.export's advice and progress bars: what matters of them is in the model's card."""
+    bars = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+    before = os.environ.get(bars)
+    os.environ[bars] = "false"
     loggers = [logging.getLogger(name) for name in ("mlflow", "torch", "torch.fx.experimental.symbolic_shapes")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -57,6 +61,10 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+        if before is None:
+            del os.environ[bars]
+        else:
+            os.environ[bars] = before
 
 
 def _is_local(module: ModuleType) -> bool:

@@ -77,6 +77,7 @@ def _python_model(load: Callable[..., Any], predict: Callable[[Any, Any], Any] |
 
     class Loaded(PythonModel):
         model: Any
+        _skip_type_hint_validation = True  # without it MLflow advises, past every filter, to add hints
 
         def __init__(self) -> None:
             self.config, self.kind, self.load, self.how, self.model = config, kind, load, predict, None

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +76,7 @@ class Torch:
         }
         predictor = _predictor(model, hooks.predict)
         try:
-            with quiet():
+            with quiet(), _without_stack_traces():
                 mlflow.pytorch.save_model(
                     predictor,
                     str(folder),
@@ -189,6 +191,19 @@ def _predictor(model: Any, predict: Callable[[Any, Any], Any] | None) -> Any:
     return Predictor(model, predict).eval()
 
 
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """torch.export notes for each operation the lines of source it came from, with this machine's paths."""
+    from torch.fx import config
+
+    before = config.do_not_emit_stack_traces
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
+
+
 def _predict_on_cpu(folder: Path) -> None:
     """Tell MLflow's loader that the graph's tensors live on the CPU: on a machine with a GPU it would insist on that."""
     from mlflow.models import Model
@@ -199,7 +214,5 @@ def _predict_on_cpu(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    import shutil
-
     shutil.rmtree(folder)
     folder.mkdir()

@@ -38,7 +38,7 @@ def sweep_created(*, sweep: str, experiment: Mapping[str, Any], facts: Mapping[s
     return Event("sweep_created", None, {"sweep": sweep, "experiment": dict(experiment), "facts": dict(facts)})
 
 
-def session_started(*, pid: int, host: str, resources: Mapping[str, float], budget: Mapping[str, Any], tracking: Any) -> Event:
+def session_started(*, pid: int, host: str, resources: Mapping[str, Any], budget: Mapping[str, Any], tracking: Any) -> Event:
     """A driver began to run the sweep, for the first time or again. `tracking` is what MLflow tracks to, or None."""
     data = {"pid": pid, "host": host, "resources": dict(resources), "budget": dict(budget), "tracking": tracking}
     return Event("session_started", None, data)

@@ -21,7 +21,7 @@ class Session:
 
     pid: int
     host: str
-    resources: dict[str, float]
+    resources: dict[str, Any]
     budget: dict[str, Any]
     tracking: Any
     started_at: float

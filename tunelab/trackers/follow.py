@@ -200,6 +200,7 @@ def main(make: Callable[[Tracking], Tracker], argv: list[str] | None = None) -> 
     args = parser.parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     log.setLevel(logging.INFO)
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an outage is told once, by us
     inbox = Inbox(0, args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes our stdin
     signal.signal(signal.SIGTERM, inbox.end)

@@ -29,7 +29,9 @@ class TrialActor(ray.tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any], blueprint: Any = None) -> None:
-        self._blueprint, self._attempt, self._slot = blueprint, None, None
+        self._blueprint = blueprint
+        self._attempt: Any = None
+        self._slot: Any = None  # stays None when the trainer cannot be loaded here
         try:
             os.environ.update(RAY_SETTINGS)
             if blueprint.root not in sys.path:

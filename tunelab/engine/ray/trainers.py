@@ -6,9 +6,12 @@ import copy
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import ray.cloudpickle
 from ray.train import FailureConfig
+from ray.train.constants import DEFAULT_STORAGE_PATH
 from ray.train.v2._internal.execution.context import TrainRunContext
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -77,6 +80,30 @@ def resolve(trainer: Any, config: Mapping[str, Any], seed: int) -> Any:
     if not is_trainer(made):
         raise BadInputError(f"The trainer function returned {made!r} instead of a Ray Train trainer.")
     return made
+
+
+def pickled(trainer: Any, module: ModuleType | None) -> bytes:
+    """The trainer as it is sent to other processes: by value, so that editing the file does not reach a running sweep.
+
+    Args:
+        trainer: The user's.
+        module: The module that the experiment's file was run as, or None when it can be imported by name everywhere.
+    """
+    if module is not None:
+        ray.cloudpickle.register_pickle_by_value(module)
+    try:
+        return ray.cloudpickle.dumps(trainer)
+    except Exception as error:
+        raise BadInputError(f"The trainer cannot be sent to other processes: {error}") from error
+    finally:
+        if module is not None:
+            ray.cloudpickle.unregister_pickle_by_value(module)
+
+
+def storage_of(trainer: Any) -> str | None:
+    """The user's `RunConfig(storage_path=...)`, or None where it is Ray's default."""
+    path = getattr(getattr(trainer, "run_config", None), "storage_path", None)
+    return None if path is None or path == DEFAULT_STORAGE_PATH else str(path)
 
 
 def shape_of(trainer: Any) -> Shape:
