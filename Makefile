@@ -1,4 +1,4 @@
-# `make check` before every commit (about half a minute); `make test` runs everything, Ray included.
+# `make check` before every commit: lint, types, layers and the quick tests. `make test`: all tests, Ray last.
 .PHONY: check lint fast test format
 
 check: lint fast
@@ -10,7 +10,7 @@ lint:
 	lint-imports
 
 fast:
-	pytest -q --ignore=tests/ray
+	pytest -q -m "not slow" --ignore=tests/ray
 
 test:
 	pytest

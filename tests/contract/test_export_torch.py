@@ -250,6 +250,17 @@ def test_texts_and_tables_reach_a_load_hook_s_predict_as_they_were(tmp_path):
         assert [row["prediction"] for row in predict_file(to, tmp_path / "a.csv")] == wanted
 
 
+def test_packages_that_only_the_hooks_import_are_pinned(tmp_path):
+    sklearn = pytest.importorskip("sklearn")
+    code = "def load(folder, config):\n    from sklearn.dummy import DummyClassifier as D\n    return D().fit([[0]], [7])\n"
+    folder, to = one_trial(tmp_path, lambda *_: None), tmp_path / "model"
+    export(folder, Export(load=experiment_file(tmp_path / "p", code).load, example=lambda: np.zeros((2, 1))), to)
+    requirements = (to / "requirements.txt").read_text(encoding="utf-8").split()
+    assert f"scikit-learn=={sklearn.__version__}" in requirements
+    assert not [line for line in requirements if line.startswith(("scipy", "joblib"))], "scikit-learn brings them"
+    assert f"scikit-learn=={sklearn.__version__}" in (to / "conda.yaml").read_text(encoding="utf-8")
+
+
 def test_a_mismatch_is_an_error_and_leaves_nothing(tmp_path, toy):
     folder, to = one_trial(tmp_path, toy.write_json), tmp_path / "out" / "model"
     dice = experiment_file(

@@ -20,9 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `toys`, here and, as the p
 def cluster():
     import ray
 
-    ray.init(
-        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
-    )
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield
     ray.shutdown()
 

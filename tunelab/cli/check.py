@@ -25,9 +25,7 @@ class CheckFailedError(TunelabError):
 @running.change_options
 @click.option("--address", default="local", show_default=True, help="Ray cluster: local, auto or HOST:PORT.")
 @click.option("--no-export", is_flag=True, help="Do not try the export.")
-def command(
-    file: str, max_steps: int | None, seed: int | None, sets: tuple[str, ...], address: str, no_export: bool
-) -> None:
+def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str, ...], address: str, no_export: bool) -> None:
     """Load the experiment in FILE, run one configuration to its first report, continue it from its checkpoint in a second attempt, and
     export it. Nothing is kept and nothing is tracked.
     """
@@ -112,9 +110,9 @@ def _first_attempt(state: SweepState, experiment: Any) -> float:
 def _second_attempt(state: SweepState, axis: str, step: float) -> str:
     trial = state.trials[0]
     if trial.status in (Status.FAILED, Status.INFEASIBLE):
-        raise CheckFailedError(f"a restart from {axis} {step:g}'s checkpoint fails: {trial.reason}\n{trial.attempts[-1].details}".rstrip())
+        raise CheckFailedError(
+            f"a restart from {axis} {step:g}'s checkpoint fails: {trial.reason}\n{trial.attempts[-1].details}".rstrip()
+        )
     if trial.last is None or trial.last.attempt < 2:
         return f"a restart from it has nothing left to do after {axis} {step:g}"
     return f"a restart from it goes on at {axis} {trial.last.step:g}"
-
-

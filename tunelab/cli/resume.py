@@ -52,7 +52,8 @@ def command(
     budget = {**state.budget, **changes}
     if _nothing_to_do(state, budget):
         click.echo(
-            f"{state.sweep} is finished: {common.ended(state)} of {budget['trials']} trials have ended. More: --trials N", err=True
+            f"{state.sweep} is finished: {common.ended(state)} of {budget['trials']} trials have ended. More: --trials N",
+            err=True,
         )
         return
     used = state.elapsed_s
@@ -111,7 +112,9 @@ def _code(folder: SweepFolder, state: SweepState, choice: str | None) -> dict[st
     facts = state.facts
     kept = folder.path / SNAPSHOT
     if not kept.is_file():
-        raise BadInputError(f"{state.sweep} keeps no copy of its experiment: it was started in Python. Go on with Sweep.resume().")
+        raise BadInputError(
+            f"{state.sweep} keeps no copy of its experiment: it was started in Python. Go on with Sweep.resume()."
+        )
     root = Path(facts["root"])
     current = root / facts["file"]
     if choice is None and current.is_file() and current.read_text() != kept.read_text():

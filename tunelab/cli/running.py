@@ -109,7 +109,9 @@ def _tell(done: Outcome, state: SweepState, name: str, counts: dict[str, int]) -
         click.echo(f"{done.outcome}: {done.reason}.{rest} Go on:  tunelab resume {name}{more}", err=True)
     elif done.outcome == "aborted":
         click.echo(f"{name} was aborted: {done.reason}", err=True)
-    numbers = f"{counts.get('completed', 0)} completed, {counts.get('stopped', 0)} stopped early, {counts.get('failed', 0)} failed"
+    numbers = (
+        f"{counts.get('completed', 0)} completed, {counts.get('stopped', 0)} stopped early, {counts.get('failed', 0)} failed"
+    )
     infeasible = f", {counts['infeasible']} infeasible" if "infeasible" in counts else ""
     click.echo(f"{state.counted()} trials in {text.span_text(state.elapsed_s)}: {numbers}{infeasible}", err=True)
     found = best(state.trials.values(), state.mode)
@@ -128,7 +130,14 @@ def _best(state: SweepState) -> dict[str, Any]:
     if found is None:
         return {"best": None}
     report = found.report
-    return {"best": {"trial": f"{state.sweep}/{found.trial.id}", "value": report.value, "step": report.step, "config": found.trial.config}}
+    return {
+        "best": {
+            "trial": f"{state.sweep}/{found.trial.id}",
+            "value": report.value,
+            "step": report.step,
+            "config": found.trial.config,
+        }
+    }
 
 
 def goes_on(state: SweepState) -> str:
@@ -143,4 +152,3 @@ def goes_on(state: SweepState) -> str:
         parts.append(f"{trial.id} {start}")
     parts.append(f"{max(0, state.budget['trials'] - state.counted())} to come")
     return f"{state.sweep}: {'; '.join(parts)}."
-

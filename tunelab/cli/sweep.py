@@ -47,9 +47,7 @@ def command(
     from tunelab.engine.loading import apply_overrides, load_experiment
 
     running.check_address(address)
-    changes = running.overrides(
-        trials=trials, time_s=time_s, concurrent=concurrent, max_steps=max_steps, seed=seed, sets=sets
-    )
+    changes = running.overrides(trials=trials, time_s=time_s, concurrent=concurrent, max_steps=max_steps, seed=seed, sets=sets)
     loaded = load_experiment(file)
     experiment = apply_overrides(loaded.experiment, **changes)
     store = Home(home)

@@ -243,7 +243,9 @@ class Experiment:
             found.append(f"isolation needs 'warm' or 'fresh', got {self.isolation!r}.")
         checkpoint_config = getattr(getattr(self.trainer, "run_config", None), "checkpoint_config", None)
         if checkpoint_config is not None and _says_retention(checkpoint_config):
-            found.append("RunConfig.checkpoint_config is not used in a sweep: say Experiment(retention=Retention(...)) instead.")
+            found.append(
+                "RunConfig.checkpoint_config is not used in a sweep: say Experiment(retention=Retention(...)) instead."
+            )
         return found
 
     def _settle_space(self) -> list[str]:
@@ -269,9 +271,7 @@ class Experiment:
 
 
 def _says_retention(checkpoint_config: Any) -> bool:
-    return any(
-        getattr(checkpoint_config, name, None) is not None for name in ("num_to_keep", "checkpoint_score_attribute")
-    )
+    return any(getattr(checkpoint_config, name, None) is not None for name in ("num_to_keep", "checkpoint_score_attribute"))
 
 
 def _is_factory(trainer: Any) -> bool:

@@ -31,9 +31,7 @@ class Searcher(Protocol):
 
     name: ClassVar[str]  # as in the family's table and in messages: "tpe"
 
-    def propose(
-        self, number: int, *, space: Space, objective: Objective, history: Sequence[Trial], seed: int
-    ) -> Config | None:
+    def propose(self, number: int, *, space: Space, objective: Objective, history: Sequence[Trial], seed: int) -> Config | None:
         """The configuration for trial `number`, or None when nothing is left to try.
 
         Args:

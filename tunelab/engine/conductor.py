@@ -156,9 +156,7 @@ class Conductor:
                 return None
             ended = sum(trial.status.ended for trial in history)
             config, origin, note = proposal, experiment.searcher.name, f"from {ended} ended trials"
-        self._record(
-            events.proposed(number, config=config, seed=experiment.trial_seed(number), origin=origin, note=note)
-        )
+        self._record(events.proposed(number, config=config, seed=experiment.trial_seed(number), origin=origin, note=note))
         return self.state.trials[number]
 
     # ---- reports ----------------------------------------------------------------------------------------------------
@@ -188,9 +186,7 @@ class Conductor:
             return False
         value = float(metrics[objective.metric])
         self._record(
-            events.reported(
-                number, attempt=attempt.number, step=step, value=value, metrics=metrics, checkpoint=checkpoint
-            )
+            events.reported(number, attempt=attempt.number, step=step, value=value, metrics=metrics, checkpoint=checkpoint)
         )
         decision = self._rejudge(trial)
         bad = diverged(trial.reports[-1])
@@ -313,10 +309,10 @@ class Conductor:
     def _break_circuit(self, trial: Trial) -> None:
         """The same error in each of the first trials will be in every later one."""
         trials = list(self.state.trials.values())
-        failed = [other for other in trials if other.status is Status.FAILED and other.attempts[-1].failure == Failure.USER_ERROR]
-        if len(failed) >= SAME_ERROR_LIMIT and all(
-            other.status is Status.FAILED for other in trials if other.status.ended
-        ):
+        failed = [
+            other for other in trials if other.status is Status.FAILED and other.attempts[-1].failure == Failure.USER_ERROR
+        ]
+        if len(failed) >= SAME_ERROR_LIMIT and all(other.status is Status.FAILED for other in trials if other.status.ended):
             messages = {other.attempts[-1].message for other in failed}
             if len(messages) == 1:
                 self.stop("aborted", f"the first {len(failed)} trials failed with the same error: {messages.pop()}")

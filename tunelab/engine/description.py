@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any
 
 from tunelab.core.experiment import Experiment
 from tunelab.core.space import Space
@@ -21,7 +21,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     """What can be said of an experiment in JSON. Functions and classes appear by name."""
     data = {
         "name": experiment.name,
-        "space": cast(Space, experiment.space).to_json(),
+        "space": experiment.space.to_json(),
         "objective": dataclasses.asdict(experiment.objective),
         "last_step": experiment.last_step(),
         "searcher": _part(experiment.searcher),

@@ -6,7 +6,7 @@ import ast
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from tunelab.core.experiment import Experiment
 from tunelab.core.space import Space
@@ -49,7 +49,7 @@ def apply_overrides(
     pairs = [_parse(text) for text in sets]
     _refuse_unknown(experiment, [name for name, _, _ in pairs])
     for name, value, text in pairs:
-        space = _space(experiment)
+        space = experiment.space
         if parameter := space.parameters.get(name):
             if not parameter.contains(value) and parameter.contains(text):
                 value = text  # the option "16", not the number
@@ -71,7 +71,7 @@ def _parse(text: str) -> tuple[str, Any, str]:
 
 
 def _refuse_unknown(experiment: Experiment, names: Sequence[str]) -> None:
-    known = list(dict.fromkeys([*_space(experiment).parameters, *experiment.loop_defaults()]))
+    known = list(dict.fromkeys([*experiment.space.parameters, *experiment.loop_defaults()]))
     for name in names:
         if name not in known:
             error = UnknownNameError.among("parameter or train_loop_config key", name, known)
@@ -88,8 +88,8 @@ def _with_max_steps(experiment: Experiment, steps: int) -> Experiment:
         raise BadInputError("--max-steps needs an objective that says its last step: Objective(..., last_step=...).")
     if not isinstance(last, str):
         return replace(experiment, objective=replace(experiment.objective, last_step=steps))
-    if last in _space(experiment).parameters:
-        return _with_space(experiment, _space(experiment) | {last: steps}, last, steps)
+    if last in experiment.space.parameters:
+        return _with_space(experiment, experiment.space | {last: steps}, last, steps)
     if not hasattr(experiment.trainer, "train_loop_config"):
         raise BadInputError(
             f"--max-steps cannot change '{last}': the trainer is a function. Change the function, or name a number."
@@ -102,10 +102,6 @@ def _with_space(experiment: Experiment, space: Space, name: str, value: Any) -> 
     if baseline is not None:  # what the fixed value switches off is no longer part of it
         baseline = space.complete({**experiment.loop_defaults(), **baseline, name: value})
     return replace(experiment, space=space, baseline=baseline)
-
-
-def _space(experiment: Experiment) -> Space:
-    return cast(Space, experiment.space)  # a dictionary becomes one when the experiment is made
 
 
 def _with_loop_value(experiment: Experiment, name: str, value: Any) -> Experiment:

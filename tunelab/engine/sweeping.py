@@ -106,11 +106,10 @@ def start(plan: Plan) -> Outcome:
         folder = _new_folder(plan)
         with _locked(folder):
             _keep_code(plan, folder)
-            journal = Journal(folder.journal)
-            journal.append(
-                events.sweep_created(sweep=folder.path.name, experiment=describe(plan.experiment), facts=_facts(plan))
+            created = events.sweep_created(
+                sweep=folder.path.name, experiment=describe(plan.experiment), facts=_facts(plan, cluster)
             )
-            return _drive(plan, folder, journal, cluster)
+            return _drive(plan, folder, Journal.create(folder.journal, created), cluster)
 
 
 def resume(plan: Plan, folder: SweepFolder) -> Outcome:
@@ -195,7 +194,7 @@ def _locked(folder: SweepFolder) -> Iterator[None]:
     """Hold the sweep for this driver. The operating system releases the lock when a driver dies."""
     lock = filelock.FileLock(folder.lock)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1)  # `ls` looks at it for a moment
     except filelock.Timeout:
         raise SweepLockedError(
             f"{folder.path.name} is being run by another driver. Watch it with: tunelab show {folder.path.name}"
@@ -213,7 +212,7 @@ def _keep_code(plan: Plan, folder: SweepFolder) -> None:
         partial.replace(folder.path / SNAPSHOT)
 
 
-def _facts(plan: Plan) -> dict[str, Any]:
+def _facts(plan: Plan, cluster: _Cluster) -> dict[str, Any]:
     return {
         "versions": facts.versions(),
         "git": facts.git(plan.root),
@@ -222,6 +221,7 @@ def _facts(plan: Plan) -> dict[str, Any]:
         "variable": plan.variable,
         "overrides": dict(plan.overrides),
         "storage": plan.storage,
+        "trial_resources": str(cluster.static_shape or "depend on the configuration"),
     }
 
 
@@ -256,7 +256,7 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
     session = events.session_started(
         pid=os.getpid(),
         host=socket.gethostname(),
-        resources={**resources, "trial": str(cluster.static_shape or "depends on its configuration")},
+        resources=resources,
         budget=asdict(plan.experiment.budget),
         tracking=plan.tracking.to_json(),
     )

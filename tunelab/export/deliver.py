@@ -156,7 +156,7 @@ def _write(
                 [f"{title}: the exported model does not predict what its checkpoint does. {proof.line()}:", *proof.mismatches]
             )
         )
-    requirements = _require(partial, proof.packages)
+    requirements = _require(partial, proof.packages if saved.runs_code else ())
     objective = state.experiment["objective"]
     card = cards.make(
         state=state,
@@ -210,9 +210,12 @@ def _require(folder: Path, modules: tuple[str, ...]) -> list[str]:
     providers = metadata.packages_distributions()
     used = {name for module in modules for name in providers.get(module, ())}
     brought = set()
-    for name in [*used, *names]:
+    for name in [*used, *names] if used else ():
+        if name == "mlflow":  # it asks for scikit-learn, say, in any version; the user's pickles need this one
+            continue
         for requirement in metadata.requires(name) or ():
-            brought.add(_normal(requirement))
+            if "extra ==" not in requirement:
+                brought.add(_normal(requirement))
     missing = sorted(name for name in used if _normal(name) not in brought | {_normal(n) for n in names})
     added = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in missing]
     if added:

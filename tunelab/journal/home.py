@@ -109,5 +109,3 @@ def load_trial(folder: SweepFolder, number: int) -> tuple[SweepState, int]:
         known = f"0000 to {max(state.trials):04d}" if state.trials else "none yet"
         raise UnknownNameError(f"{state.sweep} has no trial {number:04d}. It has {known}.")
     return state, number
-
-

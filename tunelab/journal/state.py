@@ -61,14 +61,8 @@ class SweepState:
     @property
     def elapsed_s(self) -> float:
         """Wall-clock seconds in which a driver ran; a killed driver's session counts up to its last event."""
-        total = 0.0
-        for index, session in enumerate(self.sessions):
-            end = session.ended_at
-            if end is None:
-                later = self.sessions[index + 1].started_at if index + 1 < len(self.sessions) else self.last_at
-                end = min(later, self.last_at)
-            total += max(0.0, end - session.started_at)
-        return total
+        ends = [self.last_at if session.ended_at is None else session.ended_at for session in self.sessions]
+        return sum(max(0.0, end - session.started_at) for session, end in zip(self.sessions, ends, strict=True))
 
     def counted(self) -> int:
         """Trials that count against the budget: all but the infeasible ones."""
@@ -99,6 +93,8 @@ class SweepState:
         for trial in self.unfinished():  # the driver before was killed, or interrupted them
             if trial.status is Status.RUNNING:
                 self._close(trial, "interrupted", "the driver was killed", event.at)
+        if self.sessions and self.sessions[-1].ended_at is None:  # it was killed: it lasted up to its last event
+            self.sessions[-1].ended_at = self.last_at
         self.sessions.append(Session(**event.data, started_at=event.at))
 
     def _on_session_ended(self, event: Event) -> None:

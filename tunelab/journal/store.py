@@ -14,7 +14,9 @@ from tunelab.journal.events import Event
 SCHEMA_VERSION = 1
 FILE_NAME = "journal.sqlite"
 
-_SCHEMA = "CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, trial INTEGER, data TEXT NOT NULL)"
+_SCHEMA = (
+    "CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, trial INTEGER, data TEXT NOT NULL)"
+)
 
 
 class Journal:
@@ -33,6 +35,16 @@ class Journal:
                 connection.execute(_SCHEMA)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         _check_version(self._connection, self.path)
+
+    @classmethod
+    def create(cls, path: Path, first: Event, clock: Callable[[], float] = time.time) -> Journal:
+        """A new journal that holds `first`. The file appears with it, so that no reader finds a sweep without a beginning."""
+        partial = Path(path).with_name(f"{Path(path).name}.partial")
+        journal = cls(partial, clock)
+        journal.append(first)
+        journal.close()
+        partial.rename(path)
+        return cls(path, clock)
 
     def append(self, event: Event) -> Event:
         """Make `event` durable and return it with its position and time."""

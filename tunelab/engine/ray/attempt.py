@@ -111,9 +111,7 @@ def open_checkpoint(storage: str, relative: str | None) -> Checkpoint | None:
 def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Blueprint, slot: Slot) -> Ended:
     """Train on the slot's worker group."""
     trial_id = f"{launch.trial:04d}"
-    trainer = trainers.for_trial(
-        trainer, config=launch.config, seed=launch.seed, name=trial_id, storage=blueprint.storage
-    )
+    trainer = trainers.for_trial(trainer, config=launch.config, seed=launch.seed, name=trial_id, storage=blueprint.storage)
     identity = CurrentTrial(f"{blueprint.sweep}/{trial_id}", launch.attempt, launch.seed, blueprint.root, launch.config)
     loop = TrainLoop(trainer._get_train_func(), identity, f"{blueprint.work_dir}/{trial_id}")
     controller = WarmController(

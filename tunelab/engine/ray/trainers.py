@@ -112,7 +112,9 @@ def shape_of(trainer: Any) -> Shape:
         return Shape(((("CPU", 1.0),),), in_actor=True)
     scaling = trainer.scaling_config
     if isinstance(scaling.num_workers, tuple):
-        raise BadInputError(f"ScalingConfig(num_workers={scaling.num_workers}): elastic worker groups are not supported in a sweep.")
+        raise BadInputError(
+            f"ScalingConfig(num_workers={scaling.num_workers}): elastic worker groups are not supported in a sweep."
+        )
     if scaling.num_workers < 1:
         raise BadInputError("ScalingConfig(num_workers=0) is Ray Train's local mode: a trial needs at least 1 worker.")
     bundle = tuple(sorted((name, float(amount)) for name, amount in scaling._resources_per_worker_not_none.items() if amount))
@@ -141,7 +143,9 @@ def loop_config(trainer: Any, config: Mapping[str, Any], seed: int) -> dict[str,
     return {"seed": seed, **(getattr(trainer, "train_loop_config", None) or {}), **config}
 
 
-def for_trial(trainer: DataParallelTrainer, *, config: Mapping[str, Any], seed: int, name: str, storage: str) -> DataParallelTrainer:
+def for_trial(
+    trainer: DataParallelTrainer, *, config: Mapping[str, Any], seed: int, name: str, storage: str
+) -> DataParallelTrainer:
     """A copy of `trainer` for one trial: its own loop configuration, run name and storage, and no retries of Ray Train's."""
     own = copy.copy(trainer)
     own.train_loop_config = loop_config(trainer, config, seed)
