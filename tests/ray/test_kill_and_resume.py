@@ -38,9 +38,8 @@ def address(cluster):
 
 
 def sweep(home, address, *more):
-    return tunelab(
-        "sweep", "experiments/digits_mlp.py", "--trials", TRIALS, "--max-steps", EPOCHS, "--home", home, "--address", address, *more
-    )  # fmt: skip
+    flags = ["--trials", TRIALS, "--max-steps", EPOCHS, "--home", home, "--address", address]
+    return tunelab("sweep", "experiments/digits_mlp.py", *flags, *more)
 
 
 def kill_after(process, folder, events):

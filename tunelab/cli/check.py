@@ -26,8 +26,8 @@ class CheckFailedError(TunelabError):
 @click.option("--address", default="local", show_default=True, help="Ray cluster: local, auto or HOST:PORT.")
 @click.option("--no-export", is_flag=True, help="Do not try the export.")
 def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str, ...], address: str, no_export: bool) -> None:
-    """Load the experiment in FILE, run one configuration to its first report, continue it from its checkpoint in a second attempt, and
-    export it. Nothing is kept and nothing is tracked.
+    """Load the experiment in FILE, run one configuration to its first report, continue it from its checkpoint in a second
+    attempt, and export it. Nothing is kept and nothing is tracked.
     """
     from tunelab.engine.loading import apply_overrides, load_experiment
 
@@ -64,7 +64,8 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
         step = _first_attempt(first.state, experiment)
         axis = experiment.objective.step or "step"
         count = len(experiment.space.parameters)
-        told = f"ok  loads; {count} parameter{'s'[: count != 1]}; reports {experiment.objective.metric} at {axis} {step:g} with a checkpoint"
+        loads = f"ok  loads; {count} parameter{'s'[: count != 1]}"
+        told = f"{loads}; reports {experiment.objective.metric} at {axis} {step:g} with a checkpoint"
         if first.state.trials[0].status is Status.COMPLETED:
             click.echo(f"{told}; the trial ends there, so a restart is not tried")
         else:

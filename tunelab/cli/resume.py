@@ -59,7 +59,8 @@ def command(
     used = state.elapsed_s
     if budget["time_s"] is not None and used >= budget["time_s"]:
         raise BadInputError(
-            f"{state.sweep} has used up its time budget ({used:.0f} s of {budget['time_s']:g} s in all). Give more with: --time SECONDS"
+            f"{state.sweep} has used up its time budget ({used:.0f} s of {budget['time_s']:g} s in all). "
+            "Give more with: --time SECONDS"
         )
     from tunelab.cli.watch import make_watcher
     from tunelab.core.experiment import Budget

@@ -119,10 +119,10 @@ def _tell(done: Outcome, state: SweepState, name: str, counts: dict[str, int]) -
         return
     gain = comparison.gain(state, found.report.value, comparison.baseline(state))
     over = f"; {text.gain_text(gain)} over the baseline" if gain is not None and found.trial.origin != "baseline" else ""
-    kept = "checkpoint kept" if found.exportable else "no checkpoint"
+    saved = "checkpoint kept" if found.exportable else "no checkpoint"
     where = f"{text.axis(state)} {text.step_text(found.report.step)}"
     value = text.metric_text(found.report.value)
-    click.echo(f"best {name}/{found.trial.id}: {text.metric(state)} {value} at {where}, {kept}{over}")
+    click.echo(f"best {name}/{found.trial.id}: {text.metric(state)} {value} at {where}, {saved}{over}")
 
 
 def _best(state: SweepState) -> dict[str, Any]:

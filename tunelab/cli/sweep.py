@@ -42,7 +42,8 @@ def command(
 ) -> None:
     """Run the sweep of the experiment in FILE. NAME chooses one where the file holds several.
 
-    When the experiment's latest sweep is unfinished, this asks on a terminal whether to go on with it; elsewhere say --resume or --new.
+    When the experiment's latest sweep is unfinished, this asks on a terminal whether to go on with it; elsewhere say
+    --resume or --new.
     """
     from tunelab.engine.loading import apply_overrides, load_experiment
 

@@ -25,8 +25,8 @@ class Objective:
         mode: `"max"` or `"min"`. NaN and infinities rank worst under both.
         step: Key of the step in the reported metrics (`"epoch"`, `"round"`); increases within a trial and goes on after
             a restart. None counts the trial's reports from 1.
-        last_step: The step at which a trial is complete: a number, or the name of a configuration key that holds it, so that the
-            scheduler's maximum and the loop's cannot differ. None if it is not known beforehand.
+        last_step: The step at which a trial is complete: a number, or the name of a configuration key that holds it, so
+            that the scheduler's maximum and the loop's cannot differ. None if it is not known beforehand.
     """
 
     metric: str
@@ -111,9 +111,10 @@ class Export:
         weights: File in the checkpoint that holds the weights, or (file, key) when they are one entry of a dictionary.
             Read with `weights_only=True`; the `module.` prefix of DistributedDataParallel is removed.
         load: `load(folder, config)` returns the model ready for inference: for anything that `build` and `weights` cannot say.
-        example: `example()` returns a few rows of input; becomes the model's signature and input example, and is what the exported
-            model is proved on.
-        predict: `predict(model, inputs)` returns one prediction a row. None calls the model.
+        example: `example()` returns a few rows of input; becomes the model's signature and input example, and is what the
+            exported model is proved on.
+        predict: `predict(model, inputs)` returns one prediction a row. None calls the model. For Torch, `inputs` is a tensor,
+            the result one number or one row of numbers for each input, and the hook becomes part of the exported graph.
         evaluate: `evaluate(model)` returns metrics on held-out data for the model's card, or None.
     """
 
@@ -156,8 +157,8 @@ class Experiment:
         searcher: Chooses configurations: `Random()`, `Grid()`, `TPE()`.
         scheduler: Ends trials that are not worth going on with: `FIFO()`, `ASHA(...)`.
         budget: How much may be spent.
-        baseline: The configuration of trial 0000, which is never stopped early and against which `compare` shows every gain. Parameters
-            that it leaves out come from the trainer's `train_loop_config`.
+        baseline: The configuration of trial 0000, which is never stopped early and against which `compare` shows every
+            gain. Parameters that it leaves out come from the trainer's `train_loop_config`.
         retention: Which checkpoints stay.
         export: How a checkpoint becomes a model.
         seed: Proposals, decisions and trial seeds follow from it. In [0, 2**31).

@@ -10,17 +10,20 @@ journal holds all of it in order, and everything that is shown is rebuilt from t
 Searchers and schedulers are frozen data with one method each and are pure: no clock, no environment, no hidden
 generator, no Ray. That is why a killed sweep, replayed, comes to the same proposals and decisions.
 
-To add one: a file in the family's folder, a line in the table in the folder's `__init__.py`, an example.
+A tracker's contract, `Tracker`, stands in `tunelab/trackers/follow.py`: it speaks of MLflow-like runs, not of trials.
+
+To add one of any family: a file in the family's folder, a line in the table in the folder's `__init__.py`, an example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from tunelab.core.experiment import Objective
+    from tunelab.core.experiment import Export, Objective
     from tunelab.core.space import Space
     from tunelab.core.trial import Config, Decision, Report, Trial
 
@@ -80,19 +83,55 @@ class Scheduler(Protocol):
         ...
 
 
-class Exporter(Protocol):
-    """Turns a checkpoint into something that predicts. One per framework, in `tunelab/frameworks/`."""
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What `Framework.save` wrote.
 
-    name: str
+    Args:
+        flavor: MLflow flavor that loads it back into the framework: `pytorch`, `transformers`, `python_function`.
+        format: How the weights are kept: `pt2`, `safetensors`, `pickle`, `checkpoint`.
+        runs_code: Whether loading it unpickles, and so can run any code. False means it loads with pickle switched off.
+        note: What the user should know about the choice, one sentence, or "".
+    """
 
-    def load(self, checkpoint: Path, config: Config, hooks: Any) -> Any:
-        """The model in `checkpoint`, ready for inference. `hooks` is the experiment's `Export`."""
+    flavor: str
+    format: str
+    runs_code: bool
+    note: str = ""
+
+
+class Framework(Protocol):
+    """Reads one framework's checkpoints and writes them as MLflow models. Stateless."""
+
+    name: ClassVar[str]
+
+    def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
+        """The model in `checkpoint`, on the CPU, ready for inference. Never unpickles what the checkpoint holds."""
         ...
 
-    def predict(self, model: Any, inputs: Any, hooks: Any) -> Any:
-        """Predictions for a batch of inputs, one row each."""
+    def predict(self, model: Any, inputs: Any, hooks: Export) -> Any:
+        """One prediction a row, through `hooks.predict` if there is one.
+
+        `inputs` is a NumPy array, a list of texts, a list of `{"text": ..., "text_pair": ...}`, a DataFrame, or a list of
+        anything else. The result is an array, a list or a DataFrame.
+        """
         ...
 
-    def save(self, model: Any, folder: Path, *, inputs: Any, outputs: Any, hooks: Any, checkpoint: Path) -> None:
-        """Write `model` into `folder` as an MLflow model with signature and input example."""
+    def save(
+        self,
+        model: Any,
+        folder: Path,
+        *,
+        inputs: Any,
+        outputs: Any,
+        hooks: Export,
+        checkpoint: Path,
+        config: Config,
+        title: str,
+    ) -> Saved:
+        """Write an MLflow model into the empty `folder`, with signature, input example and pinned requirements.
+
+        `mlflow.pyfunc.load_model(folder).predict(inputs)` must give `outputs` where neither tunelab nor the experiment's
+        file can be imported. `title` names the origin (`digits-mlp.1/0021`): no local path may end up in the folder.
+        """
         ...

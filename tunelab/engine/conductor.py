@@ -16,7 +16,7 @@ from typing import Any
 from tunelab.core.experiment import Budget, Experiment
 from tunelab.core.failures import RULES, Failure, may_retry
 from tunelab.core.retain import Retainer
-from tunelab.core.trial import Config, Report, Status, Stop, Trial
+from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial
 from tunelab.journal import Event, Journal, SweepState, events
 
 SAME_ERROR_LIMIT = 3
@@ -66,7 +66,8 @@ class Conductor:
         self._delete, self._notify, self._say, self._clock = delete, notify, say, clock
         self._judge = experiment.scheduler.judge(experiment.objective, experiment.last_step())
         self._retainer = Retainer(experiment.retention, experiment.objective.mode)
-        self._overdue: dict[int, Stop] = {}  # stops decided by the judge that their trial has not been told yet
+        self._overdue: dict[int, Stop] = {}  # stops of other trials than the one that reported
+        self._unsaid: dict[int | None, Decision | None] = {}  # what a killed driver had not journalled yet
         self._keys: dict[int, set[str]] = {}  # keys reported by trials that have not reported the objective yet
         self._stop: tuple[str, str] | None = None  # (outcome, reason) once the sweep is to end early
         self._exhausted = False
@@ -76,7 +77,9 @@ class Conductor:
             self.state.apply(event)
             if event.kind == "reported":
                 assert event.trial is not None
-                self._rejudge(self.state.trials[event.trial])
+                self._unsaid[event.trial] = self._rejudge(self.state.trials[event.trial])
+            elif event.kind == "decided":
+                self._unsaid.pop(event.trial, None)
 
     # ---- the session ------------------------------------------------------------------------------------------------
 
@@ -86,11 +89,13 @@ class Conductor:
             self._deadline = self._clock() + self.budget.time_s - self.state.elapsed_s
         self._record(session)
         for trial in self.state.unfinished():
-            stop, bad = self._overdue.pop(trial.number, None), trial.last and diverged(trial.last)
+            bad = trial.last and diverged(trial.last)
             if bad:
                 self._finish(trial, Status.FAILED, f"{Failure.DIVERGED.value}: {bad}")
-            elif stop is not None and not self._shielded(trial):
-                self._finish(trial, Status.STOPPED, stop.reason)
+            elif self._stops(trial, self._unsaid.get(trial.number)) or (
+                trial.decisions and trial.decisions[-1].action == "stop"
+            ):
+                self._finish(trial, Status.STOPPED, trial.decisions[-1].reason)
             else:
                 self._again.append(trial.number)
         for trial in list(self.state.trials.values()):
@@ -192,15 +197,10 @@ class Conductor:
         bad = diverged(trial.reports[-1])
         if bad is not None:
             self._fail(trial, Failure.DIVERGED, f"{bad} at {objective.step or 'step'} {step:g}")
-        elif isinstance(decision, Stop) and not self._shielded(trial):
-            self._record(events.decided(number, step=step, action="stop", reason=decision.reason))
-            self._end_attempt(trial, "stopped", message=decision.reason)
-            self._finish(trial, Status.STOPPED, decision.reason)
+        elif self._stops(trial, decision):
+            self._end_attempt(trial, "stopped", message=trial.decisions[-1].reason)
+            self._finish(trial, Status.STOPPED, trial.decisions[-1].reason)
         else:
-            reason = decision.reason if decision is not None else ""
-            if reason:
-                shielded = " (the baseline is never stopped)" if isinstance(decision, Stop) else ""
-                self._record(events.decided(number, step=step, action="continue", reason=reason + shielded))
             if self.stopping:
                 self._end_attempt(trial, "interrupted", message=self._stop[1] if self._stop else "")
         self._retain(trial)
@@ -209,9 +209,8 @@ class Conductor:
     def heartbeat(self, number: int) -> bool:
         """Whether a trial that has nothing to report goes on: not when it is to stop without waiting for a report."""
         trial = self.state.trials[number]
-        stop = self._overdue.get(number)
-        if stop is not None and not self._shielded(trial):
-            del self._overdue[number]
+        stop = self._overdue.pop(number, None)
+        if stop is not None and trial.status is Status.RUNNING and not self._shielded(trial):
             self._end_attempt(trial, "stopped", message=stop.reason)
             self._finish(trial, Status.STOPPED, stop.reason)
         return trial.status is Status.RUNNING
@@ -252,7 +251,18 @@ class Conductor:
             self.interrupt(trial.number)
         return trial.status is Status.RUNNING
 
-    def _rejudge(self, trial: Trial) -> Any:
+    def _stops(self, trial: Trial, decision: Decision | None) -> bool:
+        """Journal what was decided on the trial's latest report, and return whether that ends the trial."""
+        if decision is None or not decision.reason:
+            return False
+        stops = isinstance(decision, Stop) and not self._shielded(trial)
+        note = " (the baseline is never stopped)" if isinstance(decision, Stop) and not stops else ""
+        action = "stop" if stops else "continue"
+        step = trial.reports[-1].step
+        self._record(events.decided(trial.number, step=step, action=action, reason=decision.reason + note))
+        return stops
+
+    def _rejudge(self, trial: Trial) -> Decision | None:
         """What the judge says of the trial's latest report. Called in the journal's order, live and when it is replayed."""
         report = trial.reports[-1]
         if diverged(report) is not None:
@@ -261,10 +271,8 @@ class Conductor:
         for decision in self._judge.decide(report):
             if decision.trial == trial.number:
                 own = decision
-            if isinstance(decision, Stop):
+            elif isinstance(decision, Stop):
                 self._overdue[decision.trial] = decision
-        if not isinstance(own, Stop):
-            self._overdue.pop(trial.number, None)
         return own
 
     def _shielded(self, trial: Trial) -> bool:
@@ -321,7 +329,6 @@ class Conductor:
         self._record(events.attempt_ended(trial.number, attempt=trial.attempt, outcome=outcome, **fields))
 
     def _finish(self, trial: Trial, status: Status, reason: str) -> None:
-        self._overdue.pop(trial.number, None)
         self._record(events.finished(trial.number, status=status.value, reason=reason))
 
     def _retain(self, trial: Trial) -> None:
@@ -341,7 +348,7 @@ class Conductor:
 
 
 def diverged(report: Report) -> str | None:
-    """What makes a report diverge: a NaN metric (accuracy alone would hide it) or an infinite objective. None if nothing does."""
+    """What makes a report diverge: a NaN metric (accuracy alone would hide it) or an infinite objective; None otherwise."""
     for name, metric in report.metrics.items():
         if isinstance(metric, float) and math.isnan(metric):
             return f"{name} is NaN"

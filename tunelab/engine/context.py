@@ -42,7 +42,7 @@ def set_current_trial(trial: CurrentTrial | None) -> None:
 
 
 def project_path(relative: str | Path) -> Path:
-    """The absolute path of a file of the project, wherever the process runs. Each rank of a trial has its own working directory.
+    """The absolute path of a file of the project, from wherever it is asked: each rank works in a folder of its own.
 
     Outside a trial it is relative to the current folder.
     """

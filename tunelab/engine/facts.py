@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "tunelab", "ray", "optuna", "mlflow", "numpy", "torch", "transformers", "accelerate", "lightning", "xgboost", "lightgbm", "jax",
+    "tunelab", "ray", "optuna", "mlflow", "numpy",
+    "torch", "transformers", "accelerate", "lightning", "xgboost", "lightgbm", "jax",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from tunelab import frameworks
 from tunelab.core.experiment import Experiment, Export
+from tunelab.core.protocols import Framework
 from tunelab.core.select import Best
 from tunelab.errors import BadInputError, ExportMismatchError
 from tunelab.export import card as cards
@@ -186,7 +187,7 @@ def _write(
     )
 
 
-def _framework(checkpoint: Path, hooks: Export | None) -> tuple[frameworks.Framework, Export]:
+def _framework(checkpoint: Path, hooks: Export | None) -> tuple[Framework, Export]:
     """The framework that reads the checkpoint, and the hooks to use with it."""
     name = frameworks.of_checkpoint(checkpoint, hooks)
     if name is None:

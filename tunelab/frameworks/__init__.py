@@ -16,12 +16,11 @@ import importlib
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tunelab.core.experiment import Export
-from tunelab.core.trial import Config
+from tunelab.core.protocols import Framework
 from tunelab.errors import UnknownNameError
 
 TABLE = {
@@ -33,60 +32,6 @@ TABLE = {
 # Class name of a Ray Train trainer -> framework. TorchTrainer is also what Lightning and Transformers loops run in, so the
 # trainer alone does not say how its checkpoints are read: `of_checkpoint` does.
 _TRAINERS = {"TorchTrainer": "torch"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What `Framework.save` wrote.
-
-    Args:
-        flavor: MLflow flavor that loads it back into the framework: `pytorch`, `transformers`, `python_function`.
-        format: How the weights are kept: `pt2`, `safetensors`, `pickle`, `checkpoint`.
-        runs_code: Whether loading it unpickles, and so can run any code. False means it loads with pickle switched off.
-        note: What the user should know about the choice, one sentence, or "".
-    """
-
-    flavor: str
-    format: str
-    runs_code: bool
-    note: str = ""
-
-
-class Framework(Protocol):
-    """Reads one framework's checkpoints and writes them as MLflow models. Stateless."""
-
-    name: str
-
-    def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
-        """The model in `checkpoint`, on the CPU, ready for inference. Never unpickles what the checkpoint holds."""
-        ...
-
-    def predict(self, model: Any, inputs: Any, hooks: Export) -> Any:
-        """One prediction a row, through `hooks.predict` if there is one.
-
-        `inputs` is a NumPy array, a list of texts, a list of `{"text": ..., "text_pair": ...}`, a DataFrame, or a list of
-        anything else. The result is an array, a list or a DataFrame.
-        """
-        ...
-
-    def save(
-        self,
-        model: Any,
-        folder: Path,
-        *,
-        inputs: Any,
-        outputs: Any,
-        hooks: Export,
-        checkpoint: Path,
-        config: Config,
-        title: str,
-    ) -> Saved:
-        """Write an MLflow model into the empty `folder`, with signature, input example and pinned requirements.
-
-        `mlflow.pyfunc.load_model(folder).predict(inputs)` must give `outputs` where neither tunelab nor the experiment's
-        file can be imported. `title` names the origin (`digits-mlp.1/0021`): no local path may end up in the folder.
-        """
-        ...
 
 
 def names() -> list[str]:

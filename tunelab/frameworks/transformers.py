@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tunelab.core.experiment import Export
+from tunelab.core.protocols import Saved
 from tunelab.core.trial import Config
 from tunelab.errors import BadInputError
-from tunelab.frameworks import Saved
 from tunelab.frameworks.carry import pinned, quiet
 
 TASK = "text-classification"

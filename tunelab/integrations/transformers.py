@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import ray.train
 import torch.distributed
@@ -72,7 +73,7 @@ class ReportCallback(TrainerCallback):
         first = ray.train.get_context().get_world_rank() == 0
         self._report(state, ray.train.Checkpoint.from_directory(folder) if first else None)
 
-    def _report(self, state, checkpoint=None) -> None:
+    def _report(self, state: Any, checkpoint: ray.train.Checkpoint | None = None) -> None:
         """Called by every rank, as Ray Train asks: the flags it depends on are the same on all of them."""
         metrics = {**self._train_loss, **self._evaluation, "epoch": float(state.epoch)}
         ray.train.report(metrics, checkpoint=checkpoint)

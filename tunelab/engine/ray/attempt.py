@@ -130,7 +130,7 @@ def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Bluepri
 
 
 def _callbacks(trainer: Any) -> list[Any]:
-    """Ray Train's own, less what the trial does by itself: its placement group ends with it; no data sets, no manager of them."""
+    """Ray Train's own, less the cleaner of its placement group, which is the trial's here, and a data manager without data."""
     unwanted = {"PlacementGroupCleanerCallback"} | ({"DatasetsCallback"} if not trainer.datasets else set())
     return [callback for callback in trainer._create_default_callbacks() if type(callback).__name__ not in unwanted]
 

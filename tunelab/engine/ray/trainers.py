@@ -139,7 +139,7 @@ def max_failures(trainer: Any) -> int:
 
 
 def loop_config(trainer: Any, config: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """What the train loop gets: the user's `train_loop_config`, updated by the trial's values, and `seed` unless it is there."""
+    """What the train loop gets: `train_loop_config` updated by the trial's values, and `seed` unless one of them has it."""
     return {"seed": seed, **(getattr(trainer, "train_loop_config", None) or {}), **config}
 
 

@@ -1,7 +1,7 @@
 """Tune's seams, bound to the conductor: a search algorithm that hands out attempts, a scheduler that passes on decisions.
 
-A Tune trial is one attempt. Neither adapter ever raises, because Tune would mark the trial as failed and lose the reason: the error
-is kept, the sweep stopped, and the error raised when Tune has returned.
+A Tune trial is one attempt. Neither adapter ever raises, because Tune would mark the trial as failed and lose the reason: the
+error is kept, the sweep stopped, and the error raised when Tune has returned.
 
 Slots. Tune keeps idle actors in a cache keyed by what they reserved, and a trial whose own actor is still starting takes any
 cached one with the same key and throws its own away. So each slot has a key of its own: its placement group's name. A slot's

@@ -83,7 +83,9 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.tune.execution.tune_controller": {
         "TuneController.stop_trial": ("self", "trial"),
         "TuneController._maybe_cache_trial_actor": ("self", "trial"),
-        "TrialRunnerWrapper.__init__": ("self", "tune_controller", "trial_executor", "runner_whitelist_attr", "executor_whitelist_attr"),
+        "TrialRunnerWrapper.__init__": (
+            "self", "tune_controller", "trial_executor", "runner_whitelist_attr", "executor_whitelist_attr",
+        ),
     },
     "ray.tune.utils.object_cache": {
         "_ObjectCache.increase_max": ("self", "key", "by"),
