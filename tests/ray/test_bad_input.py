@@ -16,7 +16,7 @@ from tunelab.journal import Journal, events
 
 ROOT = Path(__file__).parents[2]
 
-EXPERIMENT = '''
+EXPERIMENT = """
 import ray.train
 from ray.train.torch import TorchTrainer
 from tunelab import FIFO, Budget, Experiment, Float, Objective, Random
@@ -29,7 +29,7 @@ def train(config):
     space={space}, objective=Objective("{metric}", step="epoch"),
     searcher={searcher}, scheduler=FIFO(), budget=Budget(trials={trials}),
 )
-'''
+"""
 DEFAULTS = {
     "name": "experiment",
     "workers": 1,
@@ -130,9 +130,7 @@ def sweep_of_one(tmp_path):
     journal.append(events.proposed(0, config={"x": 0.5}, seed=1, origin="random"))
     journal.append(events.started(0, attempt=1, checkpoint=None, from_step=None))
     relative = "0000/checkpoint_1"
-    journal.append(
-        events.reported(0, attempt=1, step=1, value=0.5, metrics={"epoch": 1, "accuracy": 0.5}, checkpoint=relative)
-    )
+    journal.append(events.reported(0, attempt=1, step=1, value=0.5, metrics={"epoch": 1, "accuracy": 0.5}, checkpoint=relative))
     yield tmp_path, journal, checkpoint
     journal.close()
 

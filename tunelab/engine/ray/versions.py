@@ -74,6 +74,7 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.exceptions": {
         "UserExceptionWithTraceback.__init__": ("self", "exc", "traceback_str"),
         "WorkerGroupStartupFailedError": None,
+        "RayTrainError": None,
     },
     "ray.train.v2._internal.util": {"ObjectRefWrapper.__init__": ("self", "obj"), "bundle_to_remote_args": ("bundle",)},
     "ray.train.v2.api.data_parallel_trainer": {
