@@ -230,7 +230,8 @@ def _facts(plan: Plan, cluster: _Cluster) -> dict[str, Any]:
 
 def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster) -> Outcome:
     from tunelab.engine.ray.cluster import fit, how_many
-    from tunelab.engine.ray.tune import Binding, Slots, run
+    from tunelab.engine.ray.slots import Slots
+    from tunelab.engine.ray.tune import Binding, run
 
     tracker = TrackerProcess(folder.journal, plan.tracking, folder.path / "tracker.log")
 

@@ -199,7 +199,7 @@ def _framework(checkpoint: Path, hooks: Export | None) -> tuple[Framework, Expor
         )
     framework = frameworks.load(name)()
     if hooks is None:  # only a checkpoint that describes itself comes this far
-        hooks = Export(example=framework.default_example)  # type: ignore[attr-defined]
+        hooks = Export(example=framework.default_example)
     return framework, hooks
 
 

@@ -12,7 +12,6 @@ module, and its files, loads no framework: they import it inside their methods.
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
 from collections.abc import Mapping
@@ -20,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tunelab.core.experiment import Export
-from tunelab.core.protocols import Framework
-from tunelab.errors import UnknownNameError
+from tunelab.core.family import Family
 
 TABLE = {
     "torch": "tunelab.frameworks.torch:Torch",
@@ -33,22 +31,8 @@ TABLE = {
 # trainer alone does not say how its checkpoints are read: `of_checkpoint` does.
 _TRAINERS = {"TorchTrainer": "torch"}
 
-
-def names() -> list[str]:
-    """Names of all known frameworks."""
-    return list(TABLE)
-
-
-def load(name: str) -> type[Framework]:
-    """The framework's class, which takes no arguments.
-
-    Raises:
-        UnknownNameError: There is none; suggests the nearest.
-    """
-    if name not in TABLE:
-        raise UnknownNameError.among("framework", name, TABLE)
-    module, _, attribute = TABLE[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
+_family = Family("framework", TABLE)
+names, load = _family.names, _family.load
 
 
 def recognise(trainer: Any) -> str:

@@ -3,12 +3,7 @@
 Nothing is imported before it is asked for: `import tunelab.searchers` loads no Optuna.
 """
 
-from __future__ import annotations
-
-from importlib import import_module
-from typing import Any
-
-from tunelab.errors import UnknownNameError
+from tunelab.core.family import Family
 
 TABLE = {
     "random": "tunelab.searchers.random:Random",
@@ -16,19 +11,5 @@ TABLE = {
     "tpe": "tunelab.searchers.optuna:TPE",
 }
 
-
-def names() -> list[str]:
-    """The names of all searchers."""
-    return list(TABLE)
-
-
-def load(name: str) -> Any:
-    """The searcher's class.
-
-    Raises:
-        UnknownNameError: There is no searcher of that name; suggests the nearest.
-    """
-    if name not in TABLE:
-        raise UnknownNameError.among("searcher", name, TABLE)
-    module, _, attribute = TABLE[name].partition(":")
-    return getattr(import_module(module), attribute)
+_family = Family("searcher", TABLE)
+names, load = _family.names, _family.load

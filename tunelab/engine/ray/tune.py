@@ -2,10 +2,6 @@
 
 A Tune trial is one attempt. Neither adapter ever raises, because Tune would mark the trial as failed and lose the reason: the
 error is kept, the sweep stopped, and the error raised when Tune has returned.
-
-Slots. Tune keeps idle actors in a cache keyed by what they reserved, and a trial whose own actor is still starting takes any
-cached one with the same key and throws its own away. So each slot has a key of its own: its placement group's name. A slot's
-actor is then started once, and stays until the sweep ends or its shape is no longer wanted.
 """
 
 from __future__ import annotations
@@ -14,14 +10,12 @@ import os
 import shutil
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import ray.tune
-from ray.tune import CheckpointConfig, PlacementGroupFactory
+from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
@@ -32,6 +26,7 @@ from tunelab.engine.conductor import Conductor, Launch
 from tunelab.engine.ray.actor import RAY_SETTINGS, TrialActor
 from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message
 from tunelab.engine.ray.messages import Report as RayReport
+from tunelab.engine.ray.slots import Slot, Slots
 from tunelab.engine.ray.trainers import Shape
 
 TUNE_SETTINGS = {
@@ -44,75 +39,6 @@ TUNE_SETTINGS = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 GRACE_S = 3.0  # how long a sweep that is stopping waits for a trial's next report before it is interrupted
-
-
-@dataclass
-class Slot:
-    """A place for one trial at a time. `request` is what its actor reserves, and its key in Tune's cache."""
-
-    shape: Shape
-    request: PlacementGroupFactory
-    busy: bool = False
-
-
-class Slots:
-    """The places where trials run. Only as many as fit on the cluster at once.
-
-    Args:
-        fit: Whether trials of these shapes fit at once.
-    """
-
-    def __init__(self, fit: Callable[[Sequence[Shape]], bool]) -> None:
-        self._fit = fit
-        self._slots: list[Slot] = []
-        self._cache: Any = None  # Tune's cache of idle actors
-        self._counted: set[int] = set()
-
-    def may_have_room(self, shape: Shape | None) -> bool:
-        """Whether a trial of `shape`, or one of any shape when it is not known yet, may find room."""
-        if any(not slot.busy for slot in self._slots) or not self._slots:
-            return True
-        return self._fit([*(slot.shape for slot in self._slots), shape or self._slots[0].shape])
-
-    def take(self, shape: Shape) -> Slot | None:
-        """A free slot of this shape, else a new one if it fits. Idle slots of other shapes give way."""
-        for slot in self._slots:
-            if not slot.busy and slot.shape == shape:
-                slot.busy = True
-                return slot
-        while not self._fit([*(slot.shape for slot in self._slots), shape]):
-            idle = next((slot for slot in self._slots if not slot.busy), None)
-            if idle is None:
-                return None
-            self._close(idle)
-        slot = Slot(shape, _request(shape), busy=True)
-        self._slots.append(slot)
-        return slot
-
-    def release(self, slot: Slot, *, dead: bool) -> None:
-        """The slot's trial is over. A slot whose actor has died starts another under a new key."""
-        slot.busy = False
-        if dead:
-            slot.request = _request(slot.shape)
-
-    def keep_actors(self, cache: Any) -> None:
-        """Let Tune's cache hold each slot's actor for as long as the slot lives."""
-        self._cache = cache
-        for slot in self._slots:
-            if id(slot.request) not in self._counted:
-                self._counted.add(id(slot.request))
-                cache.increase_max(slot.request)
-
-    def _close(self, slot: Slot) -> None:
-        self._slots.remove(slot)
-        if self._cache is not None:
-            self._cache.decrease_max(slot.request)
-
-
-def _request(shape: Shape) -> PlacementGroupFactory:
-    """What the trial actor of a slot reserves. Tune drops the empty head bundle, so that the actor itself costs nothing."""
-    head: list[dict[str, float]] = [] if shape.in_actor else [{}]
-    return PlacementGroupFactory(head + shape.as_dicts(), strategy=shape.strategy, name=f"tunelab-{uuid.uuid4().hex}")
 
 
 class Binding:
