@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from tunelab import ASHA, FIFO, Budget, Experiment, Float, Grid, Int, Objective, Random
+from tunelab import ASHA, FIFO, Budget, Experiment, Float, Grid, Int, Objective, Random, Retention
 from tunelab.core.failures import Failure
-from tunelab.core.trial import Status
+from tunelab.core.trial import Continue, Status, Stop
 from tunelab.engine.conductor import Conductor
 from tunelab.journal import Journal, events
 
@@ -271,3 +271,100 @@ def test_trial_seeds_may_be_the_same_for_all(tmp_path):
     assert [rig.conductor.next_launch().seed for _ in range(3)] == [7, 7, 7]
     derived = Rig(tmp_path / "derived.sqlite", replace(made, trial_seeds="derived"))
     assert len({derived.conductor.next_launch().seed for _ in range(3)}) == 3
+
+
+def test_a_step_that_goes_back_ends_the_trial_and_keeps_what_it_reported(rig):
+    rig.conductor.next_launch()
+    for epoch in (1, 2, 3):
+        assert rig.report(0, epoch, 0.1 * epoch)
+    assert not rig.report(0, 1, 0.9)
+    assert rig.trial().reason == "bad report: epoch 1 was reported after epoch 3: it has to increase"
+    assert [report.step for report in rig.trial().reports] == [1, 2, 3] and rig.trial().kept()
+
+
+@pytest.mark.parametrize("metrics", [{"epoch": 1, "score": "high"}, {"epoch": "one", "score": 1.0}])
+def test_an_objective_or_step_that_is_no_number_ends_that_trial_alone(rig, metrics):
+    rig.conductor.next_launch()
+    assert not rig.conductor.reported(0, metrics, None)
+    assert rig.trial().reason.startswith("bad report: ") and "the objective and its step are numbers" in rig.trial().reason
+    assert rig.conductor.next_launch().trial == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (lambda c: c.failed(0, Failure.INFEASIBLE, "too wide"), Status.INFEASIBLE),
+        (lambda c: c.failed(0, Failure.USER_ERROR, "ValueError"), Status.FAILED),
+        (lambda c: c.completed(0), Status.COMPLETED),
+    ],
+)
+def test_a_trial_whose_end_was_journalled_only_in_part_does_not_run_again(rig, end, status):
+    rig.conductor.next_launch()
+    rig.report(0, 1, 0.5, checkpoint=False)
+    append = rig.journal.append
+
+    def die_at_finished(event):
+        if event.kind == "finished":
+            raise KeyboardInterrupt
+        return append(event)
+
+    rig.journal.append = die_at_finished
+    with pytest.raises(KeyboardInterrupt):
+        end(rig.conductor)
+    resumed = rig.again()
+    assert resumed.trial().status is status
+    assert resumed.conductor.next_launch().trial == 1
+
+
+def test_the_best_of_a_finished_trial_outlives_a_better_one_that_diverges(tmp_path):
+    rig = Rig(tmp_path / "journal.sqlite", experiment(retention=Retention(best_of_trial=0, latest_of_trial=0)))
+    for _ in range(2):
+        rig.conductor.next_launch()
+    rig.report(0, 4, 0.5)
+    rig.conductor.completed(0)
+    rig.report(1, 1, 0.9)
+    rig.report(1, 2, math.nan)
+    assert rig.trial(1).status is Status.FAILED and not rig.trial(1).kept()
+    assert rig.trial(0).kept()
+
+
+class StopsOthers:
+    """A scheduler that stops trial 0 when trial 1 reports."""
+
+    name = "others"
+
+    def judge(self, objective, last_step):
+        return self
+
+    def decide(self, report):
+        return [Continue(report.trial)] + ([Stop(0, "trial 1 is better")] if report.trial == 1 else [])
+
+    def rungs(self):
+        return {}
+
+
+@pytest.mark.parametrize("tell", [lambda rig: rig.report(0, 2, 0.1), lambda rig: rig.conductor.heartbeat(0)])
+def test_a_stop_of_another_trial_reaches_it_at_its_next_word(tmp_path, tell):
+    rig = Rig(tmp_path / "journal.sqlite", experiment(scheduler=StopsOthers()))
+    for number in range(2):
+        rig.conductor.next_launch()
+        rig.report(number, 1, 0.1)
+    assert not tell(rig)
+    assert rig.trial().status is Status.STOPPED and rig.trial().decisions[-1].reason == "trial 1 is better"
+
+
+def test_the_same_failure_of_any_kind_in_the_first_three_trials_ends_the_sweep(rig):
+    for number in range(3):
+        for _ in range(6):
+            rig.conductor.next_launch()
+            rig.conductor.failed(number, Failure.LOST, "a worker process died")
+    assert rig.conductor.stopping and rig.conductor.end() == "aborted"
+
+
+def test_a_sweep_whose_trials_have_all_ended_is_finished_whatever_was_asked_for_meanwhile(tmp_path):
+    rig = Rig(tmp_path / "journal.sqlite", experiment(budget=Budget(trials=1)))
+    rig.conductor.next_launch()
+    rig.report(0, 4, 1.0)
+    rig.conductor.completed(0)
+    rig.conductor.stop("interrupted", "Ctrl-C")
+    assert rig.conductor.end() == "finished"

@@ -82,13 +82,13 @@ def needed(trials: dict[int, Trial], retention: Retention, mode: str) -> set[str
     order = sorted(
         (rank_key(report.value, mode), trial.number)
         for trial in trials.values()
-        if trial.status not in (Status.FAILED, Status.INFEASIBLE) and (report := best_report(trial, mode)) is not None
+        if trial.status in (Status.COMPLETED, Status.STOPPED) and (report := best_report(trial, mode)) is not None
     )
     top = {number for _, number in order[: retention.best_of_sweep]}
     stay: set[str] = set()
     for trial in trials.values():
         finite = sorted((r for r in trial.kept() if math.isfinite(r.value)), key=lambda r: rank_key(r.value, mode))
-        best_count = max(retention.best_of_trial, trial.number in top)
+        best_count = max(retention.best_of_trial, trial.number in top or not trial.status.ended)
         latest_count = max(retention.latest_of_trial, not trial.status.ended)
         stay |= {str(r.checkpoint) for r in finite[:best_count]}
         stay |= {str(r.checkpoint) for r in trial.kept()[len(trial.kept()) - latest_count :]}

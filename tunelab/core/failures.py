@@ -23,6 +23,7 @@ class Failure(str, Enum):
     LOST = "lost"  # a worker, the trial's process or a node died
     RESTART_IGNORED = "restart ignored"  # a checkpoint was given and the loop began anew
     NO_REPORT = "no report"  # the loop returned without reporting the objective
+    BAD_REPORT = "bad report"  # the objective or its step is no number, or the step did not increase
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ RULES = {
     Failure.LOST: Rule(retries=5),  # not the trial's fault, so not counted against max_failures
     Failure.RESTART_IGNORED: Rule(retries=0),
     Failure.NO_REPORT: Rule(retries=0),
+    Failure.BAD_REPORT: Rule(retries=0),
 }
 
 

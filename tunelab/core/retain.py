@@ -33,7 +33,8 @@ class Retainer:
         """Rank the trial anew and return the trials whose checkpoints have to be looked at."""
         before = {number for _, number in self._top}
         self._top = [entry for entry in self._top if entry[1] != trial.number]
-        report = None if trial.status in (Status.FAILED, Status.INFEASIBLE) else best_report(trial, self._mode)
+        # Only a trial that has ended well displaces others: a running one may still diverge.
+        report = best_report(trial, self._mode) if trial.status in (Status.COMPLETED, Status.STOPPED) else None
         if report is not None:
             bisect.insort(self._top, (rank_key(report.value, self._mode), trial.number))
         del self._top[self._retention.best_of_sweep :]
@@ -44,12 +45,11 @@ class Retainer:
         kept = trial.kept()
         finite = [report for report in kept if rank_key(report.value, self._mode) != float("inf")]
         by_value = sorted(finite, key=lambda report: rank_key(report.value, self._mode))
-        best_count = self._retention.best_of_trial
-        if any(number == trial.number for _, number in self._top):
+        best_count, latest_count = self._retention.best_of_trial, self._retention.latest_of_trial
+        if not trial.status.ended:  # it may become the best, and a restart continues from the latest
+            best_count, latest_count = max(best_count, 1), max(latest_count, 1)
+        elif any(number == trial.number for _, number in self._top):
             best_count = max(best_count, 1)
-        latest_count = self._retention.latest_of_trial
-        if not trial.status.ended:
-            latest_count = max(latest_count, 1)  # a restart continues from it
         needed = {report.checkpoint for report in by_value[:best_count]}
         needed |= {report.checkpoint for report in kept[len(kept) - latest_count :]}
         surplus = [report.checkpoint for report in kept if report.checkpoint not in needed]

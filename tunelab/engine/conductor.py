@@ -67,7 +67,7 @@ class Conductor:
         self._judge = experiment.scheduler.judge(experiment.objective, experiment.last_step())
         self._retainer = Retainer(experiment.retention, experiment.objective.mode)
         self._overdue: dict[int, Stop] = {}  # stops of other trials than the one that reported
-        self._unsaid: dict[int | None, Decision | None] = {}  # what a killed driver had not journalled yet
+        self._undecided: dict[int | None, Decision | None] = {}  # what a killed driver had not journalled yet
         self._keys: dict[int, set[str]] = {}  # keys reported by trials that have not reported the objective yet
         self._stop: tuple[str, str] | None = None  # (outcome, reason) once the sweep is to end early
         self._exhausted = False
@@ -77,9 +77,9 @@ class Conductor:
             self.state.apply(event)
             if event.kind == "reported":
                 assert event.trial is not None
-                self._unsaid[event.trial] = self._rejudge(self.state.trials[event.trial])
+                self._undecided[event.trial] = self._judge_latest(self.state.trials[event.trial])
             elif event.kind == "decided":
-                self._unsaid.pop(event.trial, None)
+                self._undecided.pop(event.trial, None)
 
     # ---- the session ------------------------------------------------------------------------------------------------
 
@@ -89,24 +89,31 @@ class Conductor:
             self._deadline = self._clock() + self.budget.time_s - self.state.elapsed_s
         self._record(session)
         for trial in self.state.unfinished():
-            bad = trial.last and diverged(trial.last)
-            if bad:
-                self._finish(trial, Status.FAILED, f"{Failure.DIVERGED.value}: {bad}")
-            elif self._stops(trial, self._unsaid.get(trial.number)) or (
-                trial.decisions and trial.decisions[-1].action == "stop"
-            ):
-                self._finish(trial, Status.STOPPED, trial.decisions[-1].reason)
-            else:
-                self._again.append(trial.number)
+            self._settle(trial)
         for trial in list(self.state.trials.values()):
             self._retain(trial)
+
+    def _settle(self, trial: Trial) -> None:
+        """Carry out what was decided, or followed, before a driver was killed; else the trial goes on."""
+        bad = trial.last and diverged(trial.last)
+        if trial.attempts and trial.attempts[-1].outcome not in (None, "interrupted"):
+            self._conclude(trial)
+        elif bad:
+            self._finish(trial, RULES[Failure.DIVERGED].ends_as, f"{Failure.DIVERGED.value}: {bad}")
+        elif self._journal_decision(trial, self._undecided.get(trial.number)) or (
+            trial.decisions and trial.decisions[-1].action == "stop"
+        ):
+            self._finish(trial, Status.STOPPED, trial.decisions[-1].reason)
+        else:
+            self._again.append(trial.number)
 
     def end(self) -> str:
         """End the session and return its outcome: `finished`, `interrupted`, `out of time` or `aborted`."""
         for trial in self.state.unfinished():
             if trial.status is Status.RUNNING:
                 self._end_attempt(trial, "interrupted", message=self._stop[1] if self._stop else "the session ended")
-        outcome, reason = self._stop or ("finished", self._why_finished())
+        done = not self.state.unfinished() and self.state.counted() >= self.budget.trials
+        outcome, reason = ("finished", self._why_finished()) if done or self._stop is None else self._stop
         self._record(events.session_ended(outcome=outcome, reason=reason))
         return outcome
 
@@ -176,43 +183,52 @@ class Conductor:
         """
         trial = self.state.trials[number]
         objective = self.experiment.objective
-        if objective.metric not in metrics or (objective.step is not None and objective.step not in metrics):
+        said = {name: metrics.get(name) for name in (objective.metric, objective.step) if name is not None}
+        if None in said.values():
             return self._incomplete(trial, metrics)
+        if not all(isinstance(value, (int, float)) for value in said.values()):
+            found = " and ".join(f"{name} is {value!r}" for name, value in said.items() if not isinstance(value, (int, float)))
+            self._fail(trial, Failure.BAD_REPORT, f"{found}: the objective and its step are numbers")
+            return False
         step = self._step(trial, metrics)
-        attempt = trial.attempts[-1]
-        if attempt.from_step is not None and step <= attempt.from_step and not self._reported_in(trial, attempt.number):
-            axis = objective.step or "step"
-            self._fail(
-                trial,
-                Failure.RESTART_IGNORED,
-                f"attempt {attempt.number} was given {axis} {attempt.from_step:g}'s checkpoint and reported {axis} {step:g}: "
-                "the loop has to continue from ray.train.get_checkpoint()",
-            )
+        if wrong := self._wrong_order(trial, step):
+            self._fail(trial, *wrong)
             return False
         value = float(metrics[objective.metric])
-        self._record(
-            events.reported(number, attempt=attempt.number, step=step, value=value, metrics=metrics, checkpoint=checkpoint)
-        )
-        decision = self._rejudge(trial)
+        attempt = trial.attempt
+        self._record(events.reported(number, attempt=attempt, step=step, value=value, metrics=metrics, checkpoint=checkpoint))
+        decision = self._judge_latest(trial)
         bad = diverged(trial.reports[-1])
         if bad is not None:
             self._fail(trial, Failure.DIVERGED, f"{bad} at {objective.step or 'step'} {step:g}")
-        elif self._stops(trial, decision):
+        elif self._journal_decision(trial, decision) or self._journal_decision(trial, self._overdue.pop(number, None)):
             self._end_attempt(trial, "stopped", message=trial.decisions[-1].reason)
-            self._finish(trial, Status.STOPPED, trial.decisions[-1].reason)
-        else:
-            if self.stopping:
-                self._end_attempt(trial, "interrupted", message=self._stop[1] if self._stop else "")
+            self._conclude(trial)
+        elif self.stopping:
+            self.interrupt(number)
         self._retain(trial)
         return trial.status is Status.RUNNING
+
+    def _wrong_order(self, trial: Trial, step: float) -> tuple[Failure, str] | None:
+        """What is wrong with a step that does not come after the attempt's start and its reports so far."""
+        attempt, axis = trial.attempts[-1], self.experiment.objective.step or "step"
+        if self._reported_in(trial, attempt.number):
+            last = trial.reports[-1].step
+            if step <= last:
+                return Failure.BAD_REPORT, f"{axis} {step:g} was reported after {axis} {last:g}: it has to increase"
+        elif attempt.from_step is not None and step <= attempt.from_step:
+            return Failure.RESTART_IGNORED, (
+                f"attempt {attempt.number} was given {axis} {attempt.from_step:g}'s checkpoint and reported {axis} {step:g}: "
+                "the loop has to continue from ray.train.get_checkpoint()"
+            )
+        return None
 
     def heartbeat(self, number: int) -> bool:
         """Whether a trial that has nothing to report goes on: not when it is to stop without waiting for a report."""
         trial = self.state.trials[number]
-        stop = self._overdue.pop(number, None)
-        if stop is not None and trial.status is Status.RUNNING and not self._shielded(trial):
-            self._end_attempt(trial, "stopped", message=stop.reason)
-            self._finish(trial, Status.STOPPED, stop.reason)
+        if trial.status is Status.RUNNING and trial.reports and self._journal_decision(trial, self._overdue.pop(number, None)):
+            self._end_attempt(trial, "stopped", message=trial.decisions[-1].reason)
+            self._conclude(trial)
         return trial.status is Status.RUNNING
 
     def interrupt(self, number: int) -> None:
@@ -241,7 +257,7 @@ class Conductor:
         objective = self.experiment.objective
         known = self._keys.setdefault(trial.number, set())
         if not known:
-            missing = [name for name in (objective.metric, objective.step) if name is not None and name not in metrics]
+            missing = [name for name in (objective.metric, objective.step) if name is not None and metrics.get(name) is None]
             self._say(
                 f"{trial.id} reported {', '.join(sorted(metrics)) or 'nothing'} without {' and '.join(missing)}: "
                 "such reports are not recorded"
@@ -251,7 +267,7 @@ class Conductor:
             self.interrupt(trial.number)
         return trial.status is Status.RUNNING
 
-    def _stops(self, trial: Trial, decision: Decision | None) -> bool:
+    def _journal_decision(self, trial: Trial, decision: Decision | None) -> bool:
         """Journal what was decided on the trial's latest report, and return whether that ends the trial."""
         if decision is None or not decision.reason:
             return False
@@ -262,7 +278,7 @@ class Conductor:
         self._record(events.decided(trial.number, step=step, action=action, reason=decision.reason + note))
         return stops
 
-    def _rejudge(self, trial: Trial) -> Decision | None:
+    def _judge_latest(self, trial: Trial) -> Decision | None:
         """What the judge says of the trial's latest report. Called in the journal's order, live and when it is replayed."""
         report = trial.reports[-1]
         if diverged(report) is not None:
@@ -295,41 +311,43 @@ class Conductor:
                 self.stop("aborted", f"{trial.id}: {trial.reason}")
             return
         self._end_attempt(trial, "completed")
-        self._finish(trial, Status.COMPLETED, "")
-        self._retain(trial)
+        self._conclude(trial)
 
     def failed(self, number: int, failure: Failure, message: str, details: str = "") -> None:
         """The attempt failed: retried as `core/failures.py` says, else the trial ends."""
         trial = self.state.trials[number]
         if trial.status is Status.RUNNING:
             self._fail(trial, failure, message, details)
-            self._retain(trial)
-            self._break_circuit(trial)
+            self._break_circuit()
 
     def _fail(self, trial: Trial, failure: Failure, message: str, details: str = "") -> None:
         outcome = "infeasible" if failure is Failure.INFEASIBLE else "failed"
         self._end_attempt(trial, outcome, failure=failure.value, message=message, details=details)
-        if may_retry(failure, trial.attempts, self._max_failures):
+        self._conclude(trial)
+
+    def _conclude(self, trial: Trial) -> None:
+        """What follows from how the latest attempt ended: the trial is over, or is tried again."""
+        attempt = trial.attempts[-1]
+        if attempt.failure is None:
+            self._finish(trial, Status(attempt.outcome), attempt.message)
+        elif may_retry(failure := Failure(attempt.failure), trial.attempts, self._max_failures):
             self._again.append(trial.number)
         else:
-            self._finish(trial, RULES[failure].ends_as, f"{failure.value}: {message}")
+            self._finish(trial, RULES[failure].ends_as, f"{failure.value}: {attempt.message}")
 
-    def _break_circuit(self, trial: Trial) -> None:
+    def _break_circuit(self) -> None:
         """The same error in each of the first trials will be in every later one."""
-        trials = list(self.state.trials.values())
-        failed = [
-            other for other in trials if other.status is Status.FAILED and other.attempts[-1].failure == Failure.USER_ERROR
-        ]
-        if len(failed) >= SAME_ERROR_LIMIT and all(other.status is Status.FAILED for other in trials if other.status.ended):
-            messages = {other.attempts[-1].message for other in failed}
-            if len(messages) == 1:
-                self.stop("aborted", f"the first {len(failed)} trials failed with the same error: {messages.pop()}")
+        ended = [trial for trial in self.state.trials.values() if trial.status.ended]
+        errors = {(trial.attempts[-1].failure, trial.attempts[-1].message) for trial in ended if trial.attempts}
+        if len(ended) >= SAME_ERROR_LIMIT and len(errors) == 1 and all(trial.status is Status.FAILED for trial in ended):
+            self.stop("aborted", f"the first {len(ended)} trials failed with the same error: {errors.pop()[1]}")
 
     def _end_attempt(self, trial: Trial, outcome: str, **fields: Any) -> None:
         self._record(events.attempt_ended(trial.number, attempt=trial.attempt, outcome=outcome, **fields))
 
     def _finish(self, trial: Trial, status: Status, reason: str) -> None:
         self._record(events.finished(trial.number, status=status.value, reason=reason))
+        self._retain(trial)
 
     def _retain(self, trial: Trial) -> None:
         for number, checkpoint in self._retainer.to_delete(trial):
