@@ -8,7 +8,6 @@
     |   |-- UnfinishedSweepError     the latest sweep is unfinished: say --resume or --new
     |   |-- ResourcesError           the cluster can never place what the experiment asks for
     |   `-- UnsupportedVersionError  an installed package is outside the range tunelab was tested with
-    |-- SweepAbortedError            the sweep ended early because going on could not succeed
     |-- JournalError                 the journal cannot be read or written
     |   `-- SweepLockedError         another driver runs this sweep
     |-- NoCheckpointError            nothing to export: no trial with a kept checkpoint
@@ -82,10 +81,6 @@ class ResourcesError(BadInputError):
 
 class UnsupportedVersionError(BadInputError):
     """An installed package is outside the range that tunelab was tested with."""
-
-
-class SweepAbortedError(TunelabError):
-    """The sweep ended early because going on could not succeed, such as the same error in every first trial."""
 
 
 class JournalError(TunelabError):

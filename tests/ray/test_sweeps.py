@@ -6,6 +6,7 @@ import pytest
 from ray.train.torch import TorchTrainer
 from toys import FIFO, climb, experiment, marks, torch_trainer
 
+from tunelab import Infeasible
 from tunelab.core.trial import Status
 from tunelab.errors import ResourcesError
 
@@ -114,9 +115,30 @@ def test_a_function_that_turns_out_to_return_a_trainer_is_told_how_to_say_so(ben
     assert "returned a TorchTrainer and was taken for a train loop. Annotate it" in done.state.trials[0].reason
 
 
+def test_a_trainer_function_that_raises_ends_its_trial_and_not_the_sweep(bench):
+    done = bench.start(experiment(trainer_for_some, trials=3, scheduler=FIFO()))
+    statuses = [trial.status for trial in done.state.trials.values()]
+    assert done.outcome == "finished" and Status.COMPLETED in statuses
+    infeasible = [trial for trial in done.state.trials.values() if trial.status is Status.INFEASIBLE]
+    assert infeasible and infeasible[0].reason == "infeasible: x is too small"
+
+
+def test_a_stopped_loop_may_take_its_time_to_clean_up(bench, tmp_path):
+    done = bench.start(experiment(torch_trainer(workers=1, marks=str(tmp_path), lingers=7.0), trials=3))
+    assert done.outcome == "finished"
+    assert all(trial.attempt == 1 for trial in done.state.trials.values()), "a trial paid for its predecessor's clean-up"
+    assert Status.STOPPED in {trial.status for trial in done.state.trials.values()}, [t.reason for t in done.state.trials.values()]
+
+
 def climb_six(config):
     climb({**config, "epochs": 6})
 
 
 def trainer_for(config) -> TorchTrainer:
     return torch_trainer(workers=1 if config["x"] < 0.5 else 2, x=config["x"], epochs=2)
+
+
+def trainer_for_some(config) -> TorchTrainer:
+    if config["x"] < 0.36:
+        raise Infeasible("x is too small")
+    return torch_trainer(workers=1, epochs=1)

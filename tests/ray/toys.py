@@ -60,7 +60,11 @@ def climb(config):
         metrics = {"epoch": epoch, "score": score}
         if config.get("misnamed"):
             metrics = {"epoch": epoch, "accuracy": score}
-        report(metrics, epoch, rank)
+        try:
+            report(metrics, epoch, rank)
+        except BaseException:  # stopped
+            time.sleep(config.get("lingers", 0))
+            raise
 
 
 def torch_trainer(workers=2, failures=0, **config):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import tunelab
 from tests.unit import histories as h
-from tunelab.analysis import compare, text
-from tunelab.analysis.importance import AT_LEAST, common_step, importance, line
+from tunelab.analysis import compare, fanova, text
+from tunelab.analysis.importance import AT_LEAST, AT_MOST, common_step, importance, line
 from tunelab.analysis.why import why
 from tunelab.errors import UnknownNameError
 from tunelab.journal import events
@@ -127,6 +131,62 @@ class TestImportance:
     def test_options_count_too(self):
         found, _ = importance(self.sweep(40, lambda c: {16: 0.1, 32: 0.9, 64: 0.5}[c["batch_size"]]))
         assert next(iter(found.shares)) == "batch_size"
+
+    def test_shares_are_those_that_can_be_worked_out(self):
+        """Over the whole space lr explains 0.45, width (1/2 log2 on [16, 256]) 0.333, batch_size 0.107 of the variance."""
+
+        def value(c):
+            return (math.log10(c["lr"]) + 2.5) ** 2 + math.log2(c["width"]) / 2 + {16: 0.1, 32: 0.9, 64: 0.5}[c["batch_size"]]
+
+        found, _ = importance(self.sweep(AT_MOST, value))
+        assert found.shares["lr"] == pytest.approx(0.51, abs=0.1)
+        assert found.shares["width"] == pytest.approx(0.37, abs=0.1)
+        assert found.shares["batch_size"] == pytest.approx(0.12, abs=0.1)
+
+    def test_neither_unit_nor_sign_nor_size_of_the_objective_matters(self):
+        plain = importance(self.sweep(30, lambda c: c["width"] / 256))[0].shares
+        for scale in (-1.0, 1e-300, 1e300):
+            scaled = importance(self.sweep(30, lambda c, scale=scale: scale * c["width"] / 256))[0].shares
+            assert scaled == pytest.approx(plain, abs=0.01)  # ties are broken by rounding
+
+    def test_values_closer_than_rounding_are_not_told_apart(self):
+        columns = {"a": ([1.0, math.nextafter(1.0, 2)] * 8, None), "b": ([0.0, 0.0, 1.0, 1.0] * 4, None)}
+        assert fanova.shares(columns, [0.0, 0.0, 1.0, 1.0] * 4)["b"] > 0.9
+
+    def test_a_tree_in_which_nothing_counts_by_itself(self):
+        columns = {"a": ([0.0, 0.0, 1.0, 1.0] * 8, None), "b": ([0.0, 1.0, 0.0, 1.0] * 8, 2)}
+        assert sum(fanova.shares(columns, [0.0, 1.0, 1.0, 0.0] * 8).values()) == pytest.approx(1)
+        assert fanova.shares(columns, [1.0] * 32) == {"a": 0.5, "b": 0.5}
+
+    def test_it_agrees_with_optunas(self):
+        pytest.importorskip("sklearn")
+        import optuna
+
+        rng = random.Random(0)
+        rows = [{"a": rng.random(), "b": rng.random(), "c": rng.randrange(3)} for _ in range(150)]
+        values = [2 * row["a"] ** 2 + row["b"] + (0.0, 0.5, 1.0)[row["c"]] for row in rows]
+        ours = fanova.shares(
+            {"a": ([r["a"] for r in rows], None), "b": ([r["b"] for r in rows], None), "c": ([float(r["c"]) for r in rows], 3)},
+            values,
+        )
+        unit, kinds = optuna.distributions.FloatDistribution(0, 1), optuna.distributions.CategoricalDistribution(range(3))
+        study = optuna.create_study()
+        study.add_trials(
+            optuna.trial.create_trial(params=row, distributions={"a": unit, "b": unit, "c": kinds}, value=value)
+            for row, value in zip(rows, values, strict=True)
+        )
+        evaluator = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        theirs = optuna.importance.get_param_importances(study, evaluator=evaluator)
+        assert ours == pytest.approx(theirs, abs=0.12)
+
+    def test_it_loads_neither_optuna_nor_scikit_learn(self):
+        program = (
+            "import sys; from tunelab.analysis import fanova; "
+            "fanova.shares({'a': (list(range(9)), None)}, list(range(9))); print({'optuna', 'sklearn'} & {*sys.modules})"
+        )
+        root = Path(tunelab.__file__).parents[1]
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=root)
+        assert done.stdout == "set()\n"
 
     def test_it_is_the_same_each_time(self):
         state = self.sweep(12, lambda c: c["width"] / 256)

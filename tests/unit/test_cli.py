@@ -220,8 +220,8 @@ class TestLs:
             ("finished", "finished"),
             ("aborted", "aborted"),
             ("interrupted", "interrupted"),
-            ("out of time", "unfinished"),
-            (None, "unfinished"),
+            ("out of time", "out of time"),
+            (None, "killed"),
         ],
     )
     def test_states(self, home, outcome, shown):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -40,6 +41,15 @@ class TestStore:
         assert [event.kind for event in read_events(folder.journal, after=2)] == [
             "proposed", "started", "reported", "attempt_ended", "finished",
         ]  # fmt: skip
+
+    def test_a_journal_longer_than_what_a_reader_decodes_together_comes_back_whole(self, tmp_path):
+        values = [math.nan if n % 7 == 0 else math.inf if n % 11 == 0 else n / 3 for n in range(1201)]
+        folder = h.write(tmp_path, [*h.created(), *h.trial(0, values, end=None)])
+        told = list(read_events(folder.journal))
+        assert [event.seq for event in told] == list(range(1, len(values) + 5))
+        assert [repr(event.data["value"]) for event in told if event.kind == "reported"] == list(map(repr, values))
+        for after in (498, 499, 500, 501, len(told) - 1, len(told)):
+            assert list(map(repr, read_events(folder.journal, after))) == list(map(repr, told[after:]))
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e308, 5e-324, 0.1 + 0.2])
     def test_numbers_are_kept_exactly_nan_and_infinities_too(self, tmp_path, value):
@@ -138,6 +148,19 @@ class TestStore:
 
 
 class TestReplay:
+    @pytest.mark.parametrize("enabled", [True, False])
+    def test_garbage_collection_is_as_before_afterwards_also_after_an_error(self, enabled):
+        before = gc.isenabled()
+        try:
+            (gc.enable if enabled else gc.disable)()
+            h.state([*h.created(), *h.trial(0, [0.1])])
+            assert gc.isenabled() is enabled
+            with pytest.raises(JournalError):
+                replay([Event("paused", None, {})])
+            assert gc.isenabled() is enabled
+        finally:
+            (gc.enable if before else gc.disable)()
+
     def test_an_unknown_event_names_the_likely_cause(self):
         with pytest.raises(JournalError, match="'paused': written by a newer tunelab"):
             SweepState().apply(Event("paused", None, {}))
@@ -149,7 +172,7 @@ class TestReplay:
         assert state.trials[0].curve() == [(1, 0.5), (2, 0.6)]
         assert state.trials[0].attempts[0].outcome == "completed"
         assert not state.unfinished()
-        assert not state.finished
+        assert state.outcome is None and state.cut_short
 
     def test_recomputed_steps_replace_the_lost_ones_and_their_checkpoints_are_superseded(self):
         told = [
@@ -213,17 +236,20 @@ class TestReplay:
         assert state.elapsed_s == (last.at - told[1].at) + 7
 
     @pytest.mark.parametrize(
-        ("outcome", "finished"), [("finished", True), ("aborted", True), ("interrupted", False), ("out of time", False)]
+        ("outcome", "cut_short"),
+        [("finished", False), ("aborted", False), ("out of time", False), ("interrupted", True), (None, True)],
     )
-    def test_a_session_that_ran_out_or_was_interrupted_can_go_on(self, outcome, finished):
-        state = h.state([*h.created(), events.session_ended(outcome=outcome, reason="why")])
-        assert (state.finished, state.sessions[0].outcome, state.sessions[0].reason) == (finished, outcome, "why")
+    def test_a_sweep_that_was_interrupted_or_killed_was_cut_short(self, outcome, cut_short):
+        ended = [events.session_ended(outcome=outcome, reason="why")] if outcome else []
+        state = h.state([*h.created(), *ended])
+        assert (state.outcome, state.cut_short) == (outcome, cut_short)
 
     def test_a_later_session_may_raise_the_budget(self):
         assert h.state([*h.created(trials=4), h.session(trials=8)]).budget["trials"] == 8
 
     def test_infeasible_trials_do_not_count_against_the_budget(self):
-        assert h.state([*h.created(), *h.trial(0, [0.1]), *h.trial(1, end="infeasible")]).counted() == 1
+        told = [*h.created(), *h.trial(0, [0.1]), *h.trial(1, end="infeasible"), *h.trial(2, end=None)]
+        assert [h.state(told[:cut]).counted() for cut in (2, 7, 10, 11, 13)] == [0, 1, 2, 1, 2]
 
     def test_deleted_checkpoints_are_no_longer_kept_nor_restarted_from(self):
         told = [*h.created(), *h.trial(0, [0.1, 0.2, 0.3], end=None)]

@@ -11,7 +11,7 @@ from tests.unit import histories as h
 from tunelab.core.experiment import Retention
 from tunelab.core.retain import Retainer
 from tunelab.core.select import best, best_report, ranked, shown_report
-from tunelab.core.trial import Attempt, Report, Status, Trial, is_worse, rank_key
+from tunelab.core.trial import Attempt, Report, Status, Trial, rank_key
 from tunelab.journal import Event, SweepState, events
 
 
@@ -51,9 +51,9 @@ class TestBest:
         assert best_report(make(curve=[0.3, bad, 0.2]), mode).value == (0.3 if mode == "max" else 0.2)
         assert best([make(0, [bad])], mode) is None
         assert rank_key(bad, mode) == math.inf
-        assert is_worse(bad, 1e300, mode)
-        assert is_worse(bad, -1e300, mode)
-        assert not is_worse(bad, math.nan, mode)
+        assert rank_key(bad, mode) > rank_key(1e300, mode)
+        assert rank_key(bad, mode) > rank_key(-1e300, mode)
+        assert rank_key(bad, mode) == rank_key(math.nan, mode)
 
     def test_ties_go_to_the_earlier_step_and_the_lower_number(self):
         assert best_report(make(curve=[0.1, 0.5, 0.5]), "max").step == 2

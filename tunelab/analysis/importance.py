@@ -1,4 +1,4 @@
-"""Which parameters mattered: fANOVA (Hutter et al. 2014), by Optuna, on values that are fair to stopped trials.
+"""Which parameters mattered: fANOVA (Hutter et al. 2014) on values that are fair to stopped trials.
 
 A stopped trial has no final value, and leaving it out would leave out exactly what the scheduler learned. So all trials
 are compared at one step that nearly all of them reached.
@@ -11,14 +11,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from tunelab.analysis import text
 from tunelab.core.trial import Status, Trial
 from tunelab.journal.state import SweepState
 
 AT_LEAST = 8  # trials; with fewer the figures are noise
-AT_MOST = 200  # trials that the forest is grown on, drawn at random: more cost seconds and move the shares by little
+AT_MOST = 200  # trials that the forest is grown on, drawn at random: more take longer and move the shares by little
 REACHED_BY = 0.9  # of the trials
 SLACK = 1e-6  # relative: epoch 2 may be reported as 1.9999999
 
@@ -55,7 +54,9 @@ def importance(state: SweepState) -> tuple[Importance | None, str]:
         return None, "importance needs a parameter that differs between trials"
     if len({values[number] for number in numbers}) < 2:
         return None, f"all trials have the same value at {text.axis(state)} {text.step_text(step)}"
-    shares = _fanova(columns, [values[number] for number in numbers])
+    from tunelab.analysis import fanova  # here: `tunelab compare --help` needs no numpy
+
+    shares = fanova.shares(columns, [values[number] for number in numbers])
     return Importance(dict(sorted(shares.items(), key=lambda item: -item[1])), len(numbers), step), ""
 
 
@@ -88,57 +89,26 @@ def common_step(trials: Sequence[Trial]) -> tuple[float, dict[int, float]]:
     return step, values
 
 
-def _columns(state: SweepState, trials: Sequence[Trial]) -> dict[str, tuple[list[float], Any, bool]]:
-    """Parameter -> (a number for each trial, number of options or None, log), for those that vary.
+def _columns(state: SweepState, trials: Sequence[Trial]) -> dict[str, tuple[list[float], int | None]]:
+    """Parameter -> (a number for each trial, how many options there are or None), for those that vary.
 
     A parameter that is off counts with the median of where it is on, so that only its own variation is ascribed to it.
     """
-    columns: dict[str, tuple[list[float], Any, bool]] = {}
+    columns: dict[str, tuple[list[float], int | None]] = {}
     for name, log in text.varied(state).items():
         given = [trial.config.get(name) for trial in trials]
         numbers = [value for value in given if isinstance(value, (int, float)) and not isinstance(value, bool)]
         entry = next(entry for entry in state.experiment["space"]["parameters"] if entry["name"] == name)
         if entry["type"] != "choice" and numbers:
             middle = median(numbers)
-            log = log and min(numbers) > 0
             column = [value if isinstance(value, (int, float)) else middle for value in given]
+            if log and min(numbers) > 0:
+                column = [math.log(value) for value in column]
             options = None
         else:
             known = sorted({repr(value) for value in given})
             column = [float(known.index(repr(value))) for value in given]
             options = len(known)
         if len(set(column)) > 1:
-            columns[name] = (column, options, log)
+            columns[name] = (column, options)
     return columns
-
-
-def _fanova(columns: dict[str, tuple[list[float], Any, bool]], values: Sequence[float]) -> dict[str, float]:
-    if len(columns) == 1:
-        return dict.fromkeys(columns, 1.0)
-    import optuna  # here: it and scikit-learn take a second or two to import
-
-    kinds = optuna.distributions
-    distributions = {
-        name: kinds.CategoricalDistribution(range(options))
-        if options
-        else kinds.FloatDistribution(min(column), max(column), log=log)
-        for name, (column, options, log) in columns.items()
-    }
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        study = optuna.create_study()
-        study.add_trials(
-            optuna.trial.create_trial(
-                params={name: int(column[i]) if options else column[i] for name, (column, options, _) in columns.items()},
-                distributions=distributions,
-                value=value,
-            )
-            for i, value in enumerate(values)
-        )
-        evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=32, seed=0)
-        return {
-            name: float(share) for name, share in optuna.importance.get_param_importances(study, evaluator=evaluator).items()
-        }
-    finally:
-        optuna.logging.set_verbosity(verbosity)

@@ -11,7 +11,7 @@ from tunelab.core.select import best_report
 from tunelab.core.trial import Attempt, Status, Trial
 from tunelab.errors import UnknownNameError
 from tunelab.journal.events import Event
-from tunelab.journal.state import SweepState
+from tunelab.journal.state import SweepState, collections_paused
 
 LAST_LINES = 5  # of a traceback
 
@@ -35,13 +35,14 @@ def why(events: Iterable[Event], number: int) -> list[str]:
         UnknownNameError: The sweep has no such trial.
     """
     state, said, furthest = SweepState(), dict[int, _Said](), float("-inf")
-    for event in events:
-        state.apply(event)
-        if event.trial == number and event.kind == "reported":
-            entry = said.setdefault(event.data["attempt"], _Said())
-            entry.steps.append(event.data["step"])
-            entry.repeated += event.data["step"] <= furthest
-            furthest = max(furthest, event.data["step"])
+    with collections_paused():
+        for event in events:
+            state.apply(event)
+            if event.trial == number and event.kind == "reported":
+                entry = said.setdefault(event.data["attempt"], _Said())
+                entry.steps.append(event.data["step"])
+                entry.repeated += event.data["step"] <= furthest
+                furthest = max(furthest, event.data["step"])
     if number not in state.trials:
         known = f"0000 to {max(state.trials):04d}" if state.trials else "none yet"
         raise UnknownNameError(f"{state.sweep} has no trial {number:04d}. It has {known}.")

@@ -25,7 +25,7 @@ def command(sweep: str, home: Path, as_json: bool) -> None:
     SWEEP is an id (digits-mlp.2), an experiment's name (its latest sweep), or a path to a sweep's folder.
     """
     folder = Home(home).find(sweep)
-    state = folder.load()
+    state = common.load(folder)
     found = best(state.trials.values(), state.mode)
     if found is None:
         raise NoCheckpointError(f"{state.sweep} has no trial with a finite {text.metric(state)} yet.")

@@ -12,6 +12,7 @@ import click
 
 from tunelab.cli import running
 from tunelab.core.trial import Status
+from tunelab.engine.conductor import FAR_ENOUGH
 from tunelab.errors import TunelabError
 from tunelab.journal.state import SweepState
 
@@ -61,6 +62,7 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
             until=_reported_in(1),
         )
         first = start(plan)
+        _refuse_interrupted(first)
         step = _first_attempt(first.state, experiment)
         axis = experiment.objective.step or "step"
         count = len(experiment.space.parameters)
@@ -70,6 +72,7 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
             click.echo(f"{told}; the trial ends there, so a restart is not tried")
         else:
             second = resume(replace(plan, until=_reported_in(2)), first.folder)
+            _refuse_interrupted(second)
             click.echo(f"{told}; {_second_attempt(second.state, axis, step)}")
         if no_export:
             return
@@ -83,6 +86,12 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
         )
         taken = f"{time.monotonic() - began:.0f} s"
         click.echo(f"ok  exports from that checkpoint, {exported.rows} rows predicted in a clean process      {taken}")
+
+
+def _refuse_interrupted(done: Any) -> None:
+    """Ctrl-C ends the check; being stopped once it has seen enough does not."""
+    if done.outcome == "interrupted" and done.reason != FAR_ENOUGH:
+        raise KeyboardInterrupt
 
 
 def _reported_in(attempt: int) -> Any:

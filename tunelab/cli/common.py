@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
@@ -63,12 +64,24 @@ def sweep_argument(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.argument("sweep", metavar="SWEEP")(function)
 
 
+def load(folder: SweepFolder) -> SweepState:
+    """The sweep's state, for a verb that prints it and ends: the interpreter does not search it for garbage any more."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        state = folder.load()
+        gc.freeze()
+    finally:
+        if enabled:
+            gc.enable()
+    return state
+
+
 def sweep_status(folder: SweepFolder, state: SweepState) -> str:
-    """`running`, `finished`, `interrupted`, `aborted`, or `unfinished` when the driver was killed or ran out of time."""
+    """`running`, `finished`, `interrupted`, `aborted`, `out of time`, or `killed` when its driver was."""
     if is_running(folder):
         return "running"
-    outcome = state.sessions[-1].outcome if state.sessions else None
-    return outcome if outcome in ("finished", "interrupted", "aborted") else "unfinished"
+    return state.outcome or "killed"
 
 
 def is_running(folder: SweepFolder) -> bool:

@@ -24,7 +24,7 @@ def command(sweep: str, top: int, home: Path, as_json: bool) -> None:
 
     SWEEP is an id (digits-mlp.2), an experiment's name (its latest sweep), or a path to a sweep's folder. Works while it runs.
     """
-    state = Home(home).find(sweep).load()
+    state = common.load(Home(home).find(sweep))
     rows = comparison.rows(state, top)
     if as_json:
         found, reason = importance(state)

@@ -24,7 +24,7 @@ def command(home: Path, as_json: bool) -> None:
     found = []
     for folder in Home(home).sweeps():
         try:
-            found.append(_summary(folder, folder.load()))
+            found.append(_summary(folder, common.load(folder)))
         except JournalError as error:  # one unreadable journal does not hide the others
             click.echo(str(error), err=True)
     if as_json:

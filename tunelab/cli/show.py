@@ -33,7 +33,7 @@ def command(name: str, show_all: bool, home: Path, as_json: bool) -> None:
         _show_trial(folder, state, state.trials[number], as_json)
     else:
         folder = Home(home).find(name)
-        _show_sweep(folder, folder.load(), None if show_all else 50, as_json)
+        _show_sweep(folder, common.load(folder), None if show_all else 50, as_json)
 
 
 def headline(state: SweepState) -> str:

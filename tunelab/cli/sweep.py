@@ -92,14 +92,13 @@ def command(
 def _decide(latest: SweepFolder, choice: str | None) -> str:
     """`resume` or `new`, asking when the latest sweep is unfinished."""
     state = latest.load()
-    outcome = state.sessions[-1].outcome if state.sessions else None
     running_now = common.is_running(latest)
     if running_now and choice is None:
         raise UnfinishedSweepError(
             f"{latest.path.name} of this experiment is running now. Watch it with: tunelab show {latest.path.name}\n"
             "To run another beside it, say --new."
         )
-    if outcome in ("finished", "aborted", "out of time") and choice is None and not running_now:
+    if not state.cut_short and choice is None and not running_now:
         return "new"
     if choice is not None:
         return choice

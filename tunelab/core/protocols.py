@@ -101,9 +101,29 @@ class Saved:
 
 
 class Framework(Protocol):
-    """Reads one framework's checkpoints and writes them as MLflow models. Stateless."""
+    """Reads one framework's checkpoints, writes them as MLflow models, and cleans up after it in a worker process.
+
+    Without state of its own, but for what `remember` notes once in a process.
+    """
 
     name: ClassVar[str]
+    libraries: ClassVar[tuple[str, ...]]  # top-level modules: a process that has loaded none of them needs no reset
+
+    def remember(self) -> None:
+        """Note the process-wide settings that `reset` is to bring back. Called in a worker, before its first trial.
+
+        Must import none of `libraries`: one that is not loaded yet has its own defaults for settings.
+        """
+        ...
+
+    def reset(self) -> str | None:
+        """Put the process back as it was before a trial, or return why it cannot be reused, in a sentence.
+
+        Called in the worker's main thread after a trial, when one of `libraries` is loaded, and before anything else is
+        cleaned up. Covers the library's own process-wide state: flags, singletons, process groups, caches. Must take a few
+        milliseconds, import nothing heavy, and touch nothing that a trial cannot have changed.
+        """
+        ...
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         """The model in `checkpoint`, on the CPU, ready for inference. Never unpickles what the checkpoint holds."""

@@ -5,7 +5,8 @@ Best is the best step that has a kept checkpoint, so the metric shown is the met
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tunelab.core.trial import Report, Status, Trial, rank_key
@@ -40,19 +41,28 @@ def ranked(trials: Iterable[Trial], mode: str) -> list[Best]:
 
     Failed and infeasible trials are left out, and so are trials without a finite report.
     """
-    found = []
-    for trial in trials:
-        report = None if trial.status in _NEVER_BEST else shown_report(trial, mode)
-        if report is not None:
-            found.append(Best(trial, report))
-    return sorted(found, key=lambda best: (not best.exportable, rank_key(best.report.value, mode), best.trial.number))
+    return sorted(_candidates(trials, mode), key=lambda found: _place(found, mode))
 
 
 def best(trials: Iterable[Trial], mode: str) -> Best | None:
     """The sweep's best trial, or None while no trial has a finite report."""
-    return next(iter(ranked(trials, mode)), None)
+    return min(_candidates(trials, mode), key=lambda found: _place(found, mode), default=None)
+
+
+def _candidates(trials: Iterable[Trial], mode: str) -> Iterator[Best]:
+    for trial in trials:
+        report = None if trial.status in _NEVER_BEST else shown_report(trial, mode)
+        if report is not None:
+            yield Best(trial, report)
+
+
+def _place(found: Best, mode: str) -> tuple[bool, float, int]:
+    return not found.exportable, rank_key(found.report.value, mode), found.trial.number
 
 
 def _best(reports: Iterable[Report], mode: str) -> Report | None:
-    finite = [report for report in reports if rank_key(report.value, mode) != float("inf")]
-    return min(finite, key=lambda report: rank_key(report.value, mode), default=None)
+    found, key = None, math.inf
+    for report in reports:
+        if (own := rank_key(report.value, mode)) < key:
+            found, key = report, own
+    return found

@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tunelab.core import select
-from tunelab.core.experiment import Experiment
+from tunelab.core.experiment import Budget, Experiment
 from tunelab.errors import BadInputError, NoCheckpointError, UnfinishedSweepError
 from tunelab.journal import SweepState, read_events
 from tunelab.journal.home import DEFAULT_HOME, Home, SweepFolder, load_trial
@@ -17,7 +17,7 @@ from tunelab.journal.home import DEFAULT_HOME, Home, SweepFolder, load_trial
 if TYPE_CHECKING:
     import pandas
 
-    from tunelab.engine.sweeping import Plan, Watcher
+    from tunelab.engine.sweeping import Watcher
 
 
 @dataclass(frozen=True)
@@ -119,19 +119,43 @@ class Sweep:
         number = None if trial is None else load_trial(self.folder, int(trial))[1]
         return export_trial(folder=self.folder, state=self.state, experiment=self.experiment, trial=number, to=Path(to))
 
-    def resume(self, *, trials: int | None = None, time_s: float | None = None, **options: Any) -> Sweep:
-        """Go on with the sweep. `trials` and `time_s` are totals; `options` are those of `sweep`.
+    def resume(
+        self,
+        *,
+        trials: int | None = None,
+        time_s: float | None = None,
+        code: Literal["current", "snapshot"] | None = None,
+        address: str = "local",
+        tracking: str | None = None,
+        root: str | Path | None = None,
+        watcher: Watcher | None = None,
+    ) -> Sweep:
+        """Go on with the sweep: finished trials stay, unfinished ones continue from their latest checkpoint.
 
-        The experiment is the one that this `Sweep` was made with, else the copy that it keeps.
+        Args:
+            trials: Most trials in all.
+            time_s: Wall-clock budget in all.
+            code: For a sweep started from a file that has changed since: `current` or `snapshot`.
+            address: Ray cluster.
+            tracking: None tracks where the sweep did before.
+            root: The project's root, for a sweep started in Python. Default: the current folder.
+            watcher: Shows the sweep.
         """
-        from tunelab.engine.sweeping import resume
+        from tunelab.engine.code import SNAPSHOT, Code, code_of, refuse_difference, tracking_of
+        from tunelab.engine.sweeping import Plan, Silence, resume
 
-        budget = dict(self.state.budget)
-        budget |= {name: value for name, value in (("trials", trials), ("time_s", time_s)) if value is not None}
-        experiment = replace(self.experiment, budget=replace(self.experiment.budget, **budget))
-        resume(
-            _plan(experiment, Home(self.folder.path.parent), storage=self.state.facts.get("storage"), **options), self.folder
-        )
+        state, home = self.state, Home(self.folder.path.parent)
+        given = self._experiment
+        if given is None or (self.folder.path / SNAPSHOT).is_file():
+            found = code_of(self.folder, state, code)
+        else:
+            found = Code(given, Path(root or Path.cwd()).resolve(), None, None, None, None, {})
+            refuse_difference(state, given)
+        budget = state.budget | {k: v for k, v in (("trials", trials), ("time_s", time_s)) if v is not None}
+        experiment = replace(found.experiment, budget=Budget(**budget))
+        chosen = tracking_of(state, tracking, home.path, found.root, os.environ)
+        plan = Plan(home=home, tracking=chosen, address=address, storage=state.facts.get("storage"), **vars(found))
+        resume(replace(plan, experiment=experiment, watcher=watcher or Silence()), self.folder)
         return self
 
 
@@ -162,19 +186,22 @@ def sweep(
         UnfinishedSweepError: The latest sweep is unfinished: `open(name).resume()`, or say `new=True`.
         BadInputError: It cannot be run as asked; nothing has been started.
     """
-    from tunelab.engine.sweeping import start
+    from tunelab.engine.ray.trainers import storage_of
+    from tunelab.engine.sweeping import Plan, Silence, start
+    from tunelab.trackers.tracking import resolve_tracking
 
     store = Home(Path(home))
     latest = store.latest(experiment.name)
     if latest is not None and not new:
-        sessions = latest.load().sessions
-        if not sessions or sessions[-1].outcome in (None, "interrupted"):
+        if latest.load().cut_short:
             raise UnfinishedSweepError(
                 f"{latest.path.name} of this experiment is unfinished. Go on: tunelab.open({latest.path.name!r}).resume(), "
                 "or start another: sweep(..., new=True)"
             )
-    done = start(_plan(experiment, store, address=address, tracking=tracking, storage=storage, root=root, watcher=watcher))
-    return Sweep(done.folder, experiment)
+    folder = Path(root or Path.cwd()).resolve()
+    chosen = resolve_tracking(tracking, home=store.path, project_root=folder, environ=os.environ)
+    plan = Plan(experiment, folder, store, chosen, address, storage or storage_of(experiment.trainer))
+    return Sweep(start(replace(plan, watcher=watcher or Silence())).folder, experiment)
 
 
 def open(name: str, experiment: Experiment | None = None, *, home: str | Path = DEFAULT_HOME) -> Sweep:
@@ -189,28 +216,3 @@ def open(name: str, experiment: Experiment | None = None, *, home: str | Path = 
         UnknownNameError: There is none; suggests the nearest.
     """
     return Sweep(Home(Path(home)).find(name), experiment)
-
-
-def _plan(
-    experiment: Experiment,
-    home: Home,
-    *,
-    storage: str | None,
-    address: str = "local",
-    tracking: str | None = None,
-    root: str | Path | None = None,
-    watcher: Watcher | None = None,
-) -> Plan:
-    from tunelab.engine.sweeping import Plan, Silence
-    from tunelab.trackers.tracking import resolve_tracking
-
-    folder = Path(root or Path.cwd()).resolve()
-    return Plan(
-        experiment=experiment,
-        root=folder,
-        home=home,
-        tracking=resolve_tracking(tracking, home=home.path, project_root=folder, environ=os.environ),
-        address=address,
-        storage=storage,
-        watcher=watcher or Silence(),
-    )

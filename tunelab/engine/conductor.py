@@ -20,6 +20,7 @@ from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial
 from tunelab.journal import Event, Journal, SweepState, events
 
 SAME_ERROR_LIMIT = 3
+FAR_ENOUGH = "as far as was asked for"  # the reason of a session that `Plan.until` ended
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,10 @@ class Conductor:
         self._record(events.session_ended(outcome=outcome, reason=reason))
         return outcome
 
-    def stop(self, outcome: str, reason: str) -> None:
-        """End the sweep early: running trials stop at their next report, nothing new starts. The first call counts."""
-        self._stop = self._stop or (outcome, reason)
+    def stop(self, outcome: str, reason: str) -> bool:
+        """End the sweep early: running trials stop at their next report, nothing new starts. Returns whether this is new."""
+        first, self._stop = self._stop is None, self._stop or (outcome, reason)
+        return first
 
     @property
     def stopping(self) -> bool:

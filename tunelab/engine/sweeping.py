@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import filelock
 
 from tunelab.core.experiment import Experiment
-from tunelab.engine import facts
-from tunelab.engine.conductor import Conductor, Launch
+from tunelab.engine import checkpoints, facts
+from tunelab.engine.code import SNAPSHOT
+from tunelab.engine.conductor import FAR_ENOUGH, Conductor, Launch
 from tunelab.engine.description import describe
 from tunelab.errors import InvalidExperimentError, SweepLockedError
 from tunelab.journal import Event, Journal, SweepState, events
@@ -28,8 +28,6 @@ from tunelab.trackers.tracking import Tracking
 
 if TYPE_CHECKING:
     from tunelab.engine.ray.tune import Binding
-
-SNAPSHOT = "experiment.py"
 
 
 class Watcher(Protocol):
@@ -102,6 +100,8 @@ def start(plan: Plan) -> Outcome:
     Raises:
         BadInputError: The experiment cannot be run as asked; nothing has been written.
     """
+    if plan.storage is not None and "://" not in plan.storage:
+        plan = replace(plan, storage=str(Path(plan.storage).resolve()))
     with _on_cluster(plan) as cluster:
         folder = _new_folder(plan)
         with _locked(folder):
@@ -135,14 +135,12 @@ class _Cluster:
     static_shape: Any
     nodes: Callable[[], list[dict[str, float]]]
     max_failures: int
+    trainer: bytes
 
 
 @contextmanager
 def _on_cluster(plan: Plan) -> Iterator[_Cluster]:
     """Connect, and refuse what can never run there."""
-    from tunelab.engine.ray.versions import check_ray
-
-    check_ray()
     from tunelab.engine.ray import cluster, trainers
 
     example = _example(plan.experiment)
@@ -150,6 +148,7 @@ def _on_cluster(plan: Plan) -> Iterator[_Cluster]:
         raise InvalidExperimentError(f"Experiment {plan.experiment.name!r}", problems)
     shape = trainers.shape_of(example)
     trainer = plan.experiment.trainer
+    pickled = trainers.pickled(trainer, plan.module)
     with cluster.connected(plan.address, str(plan.root)):
         cluster.refuse_impossible(shape, cluster.nodes())
 
@@ -161,7 +160,7 @@ def _on_cluster(plan: Plan) -> Iterator[_Cluster]:
             return asked
 
         static = None if trainers.is_factory(trainer) else shape
-        yield _Cluster(shape_of, static, cluster.nodes, trainers.max_failures(example))
+        yield _Cluster(shape_of, static, cluster.nodes, trainers.max_failures(example), pickled)
 
 
 def _example(experiment: Experiment) -> Any:
@@ -233,13 +232,14 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
     from tunelab.engine.ray.slots import Slots
     from tunelab.engine.ray.tune import Binding, run
 
-    tracker = TrackerProcess(folder.journal, plan.tracking, folder.path / "tracker.log")
+    watcher = _Guarded(plan.watcher)
+    tracker = TrackerProcess(folder.journal, plan.tracking, folder.path / "tracker.log", warn=watcher.say)
 
     def notify(state: SweepState, event: Event) -> None:
         tracker.poke()
-        plan.watcher.changed(state, event)
+        watcher.changed(state, event)
         if plan.until(state):
-            conductor.stop("interrupted", "as far as was asked for")
+            conductor.stop("interrupted", FAR_ENOUGH)
 
     storage = _storage(plan, folder)
     conductor = Conductor(
@@ -247,12 +247,15 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
         journal,
         budget=plan.experiment.budget,
         max_failures=cluster.max_failures,
-        delete=lambda checkpoint: _delete(storage, checkpoint),
+        delete=lambda checkpoint: checkpoints.delete(storage, checkpoint, watcher.say),
         notify=notify,
-        say=plan.watcher.say,
+        say=watcher.say,
     )
     nodes = cluster.nodes()
-    binding = Binding(conductor, Slots(lambda shapes: fit(shapes, nodes)), cluster.shape_of, cluster.static_shape)
+    stop = _Signals(conductor, watcher)
+    slots = Slots(lambda shapes: fit(shapes, nodes))
+    binding = Binding(conductor, slots, cluster.shape_of, cluster.static_shape, each_round=stop.speak)
+    stop.binding = binding
     resources = {"CPU": sum(node.get("CPU", 0.0) for node in nodes), "GPU": sum(node.get("GPU", 0.0) for node in nodes)}
     session = events.session_started(
         pid=os.getpid(),
@@ -266,32 +269,33 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
         tracked: list[bool] = []
         stack.callback(lambda: tracked.append(tracker.close()))
         tracker.start()
-        stack.enter_context(_signals(binding, plan.watcher))
+        stack.enter_context(stop)
         if cluster.static_shape is not None:
             room = how_many(cluster.static_shape, nodes)
             at_once = min(room, plan.experiment.budget.concurrent or room)
-            plan.watcher.say(f"{at_once} trial{'s'[: at_once > 1]} at a time: each takes {cluster.static_shape}")
+            watcher.say(f"{at_once} trial{'s'[: at_once > 1]} at a time: each takes {cluster.static_shape}")
         conductor.begin(session)
+        checkpoints.sweep_up(storage, conductor.state)
         try:
-            run(binding, _blueprint(plan, folder, storage))
+            run(binding, _blueprint(plan, folder, storage, cluster.trainer))
         except BaseException as error:
             conductor.stop("aborted", f"{type(error).__name__}: {error}")
             raise
         finally:
             outcome = conductor.end()
+            checkpoints.sweep_up(storage, conductor.state)
     reason = conductor.state.sessions[-1].reason
     return Outcome(folder, conductor.state, outcome, reason, all(tracked))
 
 
-def _blueprint(plan: Plan, folder: SweepFolder, storage: str) -> Any:
+def _blueprint(plan: Plan, folder: SweepFolder, storage: str, trainer: bytes) -> Any:
     from tunelab.engine.ray.messages import Blueprint
-    from tunelab.engine.ray.trainers import pickled
 
     return Blueprint(
         sweep=folder.path.name,
         root=str(plan.root),
         storage=storage,
-        trainer=pickled(plan.experiment.trainer, plan.module),
+        trainer=trainer,
         isolation=plan.experiment.isolation,
         work_dir=str(folder.trials.resolve()),
     )
@@ -303,38 +307,56 @@ def _storage(plan: Plan, folder: SweepFolder) -> str:
     return f"{plan.storage.rstrip('/')}/{folder.path.name}"
 
 
-def _delete(storage: str, checkpoint: str) -> None:
-    """Remove a checkpoint's folder. One that is gone already is fine."""
-    if "://" not in storage:
-        shutil.rmtree(Path(storage, checkpoint), ignore_errors=True)
-        return
-    import pyarrow.fs
+class _Guarded:
+    """A watcher that cannot hurt the sweep: one that raises, as when its pipe was closed, is not asked again."""
 
-    filesystem, path = pyarrow.fs.FileSystem.from_uri(f"{storage}/{checkpoint}")
-    try:
-        filesystem.delete_dir(path)
-    except FileNotFoundError:
-        pass
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher: Watcher = watcher
+
+    def changed(self, state: SweepState, event: Event) -> None:
+        try:
+            self._watcher.changed(state, event)
+        except Exception:
+            self._watcher = Silence()
+
+    def say(self, text: str) -> None:
+        try:
+            self._watcher.say(text)
+        except Exception:
+            self._watcher = Silence()
 
 
-@contextmanager
-def _signals(binding: Binding, watcher: Watcher) -> Iterator[None]:
-    """Ctrl-C stops at the next report, a second one at once. Only the main thread can be signalled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Signals:
+    """Ctrl-C (or SIGTERM) stops at the next report, a second one at once. Only the main thread can be signalled.
 
-    def handle(number: int, frame: Any) -> None:
-        if binding.conductor.stopping:
-            binding.hurry = True
-            return
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        binding.conductor.stop("interrupted", name)
-        watcher.say(f"{name}: stopping at the next report; again to stop now")
+    The handler may run anywhere, so it only takes a note; `speak`, called in the sweep's loop, tells the user.
+    """
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
+    def __init__(self, conductor: Conductor, watcher: _Guarded) -> None:
+        self._conductor, self._watcher = conductor, watcher
+        self._before: dict[int, Any] = {}
+        self._unsaid = ""
+        self.binding: Binding | None = None
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: Any) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._conductor.stop("interrupted", name):
+            self._unsaid = f"{name}: stopping at the next report; again to stop now"
+        elif self.binding is not None:
+            self.binding.hurry = True
+
+    def speak(self) -> None:
+        """Say what a signal brought about."""
+        if self._unsaid:
+            self._unsaid, text = "", self._unsaid
+            self._watcher.say(text)

@@ -6,6 +6,9 @@
     outputs = framework.predict(model, inputs, hooks)
     saved = framework.save(model, target, ...)   # an MLflow model
 
+    remember_clean()                        # in a worker, before its first trial
+    reasons = reset_loaded()                # and after each: why the process cannot be used again, if it cannot
+
 To add one: a file in this folder, a line in `TABLE`, and the names of its Ray Train trainers in `_TRAINERS`. Importing this
 module, and its files, loads no framework: they import it inside their methods.
 """
@@ -66,6 +69,32 @@ def is_torch_module(model: Any) -> bool:
     """Whether `model` is a `torch.nn.Module`, without importing torch: an instance cannot exist before torch is imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def remember_clean() -> None:
+    """Note the settings that a trial may change. Once in a worker process, before its first trial. Imports no framework."""
+    for name in names():
+        load(name)().remember()
+
+
+def reset_loaded() -> list[str]:
+    """Put back what a trial changed in the frameworks that this process has loaded, whichever of them the trial ran in.
+
+    Returns:
+        Why the process cannot be used for another trial, a sentence each. Empty if it can. Never raises: a reset that
+        fails is a reason.
+    """
+    reasons = []
+    for name in names():
+        framework = load(name)()
+        if any(library in sys.modules for library in framework.libraries):
+            try:
+                reason = framework.reset()
+            except Exception as error:
+                reason = f"{name} cannot be reset: {type(error).__name__}: {error}"
+            if reason is not None:
+                reasons.append(reason)
+    return reasons
 
 
 def _describes_transformer(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tunelab.core.experiment import Export
 from tunelab.core.protocols import Saved
@@ -21,6 +21,14 @@ class Function:
     """Models of any kind: what `Export.load` returns, called by `Export.predict`."""
 
     name = "function"
+    libraries: ClassVar[tuple[str, ...]] = ()
+
+    def remember(self) -> None:
+        """Nothing: tunelab knows no library's settings here."""
+
+    def reset(self) -> str | None:
+        """Nothing: what a plain function leaves in the process is `tunelab.engine.hygiene`'s business."""
+        return None
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         assert hooks.load is not None

@@ -6,13 +6,17 @@ What is exported is the model together with `Export.predict`, as one graph, so t
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
 import pickle
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tunelab.core.experiment import Export
 from tunelab.core.protocols import Saved
@@ -22,11 +26,45 @@ from tunelab.frameworks.carry import local_code_by_value, pinned, quiet
 
 log = logging.getLogger(__name__)
 
+GPU_KEPT_MB = 256  # less is workspace of the libraries'; more is a model or a batch that a trial left
+
 
 class Torch:
     """Models that are `torch.nn.Module`s and take one array."""
 
     name = "torch"
+    libraries: ClassVar[tuple[str, ...]] = ("torch",)
+
+    def remember(self) -> None:
+        threads = os.environ.get("OMP_NUM_THREADS", "")
+        _clean.setdefault("num_threads", int(threads) if threads.isdigit() else None)
+        if "torch" in sys.modules:
+            for setting, (read, _, _) in settings().items():
+                _clean.setdefault(setting, read())
+            _clean["num_threads"] = sys.modules["torch"].get_num_threads()
+            _clean.setdefault("num_interop_threads", sys.modules["torch"].get_num_interop_threads())
+
+    def reset(self) -> str | None:
+        """Flags and threads as they were, no process group, no compiled code, no cached GPU memory."""
+        import torch
+
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # Ray leaves a group of one worker standing
+        for setting, (read, write, default) in settings().items():
+            clean = _clean.get(setting, default)
+            if read() != clean:  # some of them import half of torch to be set
+                write(clean)
+        if _clean.get("num_threads") is not None:
+            torch.set_num_threads(_clean["num_threads"])  # unasked: this thread does not see what another has set for all
+        torch.set_default_device(None)
+        torch.set_flush_denormal(False)
+        torch.clear_autocast_cache()
+        if "torch._dynamo" in sys.modules:
+            torch._dynamo.reset()
+        interop = torch.get_num_interop_threads()
+        if interop != _clean.setdefault("num_interop_threads", interop):
+            return f"torch.set_num_interop_threads({interop}) holds for the life of a process"
+        return _empty_gpu(torch) if torch.cuda.is_initialized() else None
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         """Build the model, fill in the weights, switch to inference.
@@ -101,6 +139,110 @@ class Torch:
             )
         note = f"The model is pickled, with its code: torch.export cannot make a graph of it ({reason[:200]})."
         return Saved(flavor="pytorch", format="pickle", runs_code=True, note=note)
+
+
+_clean: dict[str, Any] = {}  # what `remember` found in this process
+
+# Attributes of torch.backends and torch.utils that hold for the whole process, with torch's defaults. Parents before children.
+_FLAGS = {
+    "backends.fp32_precision": "none",
+    "backends.cuda.matmul.fp32_precision": "none",
+    "backends.cudnn.fp32_precision": "none",
+    "backends.cudnn.conv.fp32_precision": "tf32",
+    "backends.cudnn.rnn.fp32_precision": "tf32",
+    "backends.mkldnn.fp32_precision": "none",
+    "backends.mkldnn.matmul.fp32_precision": "none",
+    "backends.mkldnn.conv.fp32_precision": "none",
+    "backends.mkldnn.rnn.fp32_precision": "none",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction": True,
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction": True,
+    "backends.cuda.matmul.allow_fp16_accumulation": False,
+    "backends.cudnn.enabled": True,
+    "backends.cudnn.benchmark": False,
+    "backends.cudnn.deterministic": False,
+    "backends.mkldnn.enabled": True,
+    "backends.mkldnn.deterministic": False,
+    "utils.deterministic.fill_uninitialized_memory": True,
+}
+_ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
+
+def settings() -> dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]]:
+    """Name -> (read, write, torch's default) of what a trial can change for the trials after it. Needs torch to be loaded.
+
+    Grad mode and autocast belong to a thread, and each trial has a thread of its own; they are here for callbacks, which run
+    in the main one.
+    """
+    import torch
+
+    autograd, cuda = torch.autograd, torch.backends.cuda
+    table: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Any]] = {
+        "default_dtype": (torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+        "grad_mode": (torch.is_grad_enabled, torch.set_grad_enabled, True),
+        "anomaly_mode": (
+            lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+            lambda clean: autograd.set_detect_anomaly(*clean),
+            (False, True),
+        ),
+        "deterministic_algorithms": (
+            lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+            lambda clean: torch.use_deterministic_algorithms(clean[0], warn_only=clean[1]),
+            (False, False),
+        ),
+        "matmul_precision": (lambda: _matmul_precision(torch), torch.set_float32_matmul_precision, "highest"),
+        "warn_always": (torch.is_warn_always_enabled, torch.set_warn_always, False),
+        "autocast_cpu": _autocast(torch, "cpu", torch.bfloat16),
+        "autocast_cuda": _autocast(torch, "cuda", torch.float16),
+        "autocast_cache": (torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, True),
+        "print_options": (
+            lambda: dict(vars(torch._tensor_str.PRINT_OPTS)),
+            lambda clean: vars(torch._tensor_str.PRINT_OPTS).update(clean),
+            {"precision": 4, "threshold": 1000, "edgeitems": 3, "linewidth": 80, "sci_mode": None},
+        ),
+        "sharing_strategy": (
+            torch.multiprocessing.get_sharing_strategy,
+            torch.multiprocessing.set_sharing_strategy,
+            "file_descriptor" if sys.platform == "linux" else "file_system",
+        ),
+    }
+    for name in _ATTENTION:
+        table[name] = (getattr(cuda, f"{name}_enabled"), getattr(cuda, f"enable_{name}"), True)
+    for path, default in _FLAGS.items():
+        owner, _, attribute = path.rpartition(".")
+        table[path] = _flag(attrgetter(owner)(torch), attribute, default)
+    return table
+
+
+def _flag(owner: Any, attribute: str, default: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
+    return lambda: getattr(owner, attribute), lambda clean: setattr(owner, attribute, clean), default
+
+
+def _matmul_precision(torch: Any) -> str:
+    """torch's older name for two of the flags. It refuses to tell when they were set one by one."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "mixed"
+
+
+def _autocast(torch: Any, device: str, default: Any) -> tuple[Callable[[], Any], Callable[[Any], Any], Any]:
+    def write(clean: Any) -> None:
+        torch.set_autocast_enabled(device, clean[0])
+        torch.set_autocast_dtype(device, clean[1])
+
+    return lambda: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)), write, (False, default)
+
+
+def _empty_gpu(torch: Any) -> str | None:
+    """Give cached memory back and start the peak anew, which a trial may report as a metric."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.reset_peak_memory_stats()
+    kept_mb = torch.cuda.memory_allocated() / 2**20
+    if kept_mb > GPU_KEPT_MB:
+        return f"{kept_mb:.0f} MB of GPU memory are still in use after the trial: something holds its tensors"
+    return None
 
 
 def loader(hooks: Export) -> Callable[[Path, Config], Any]:

@@ -6,10 +6,11 @@ A checkpoint is what `save_pretrained` writes: config.json, model.safetensors an
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tunelab.core.experiment import Export
 from tunelab.core.protocols import Saved
@@ -24,6 +25,33 @@ class Transformers:
     """Sequence classification (and regression with one label) from texts or pairs of texts."""
 
     name = "transformers"
+    libraries: ClassVar[tuple[str, ...]] = ("transformers", "accelerate")
+
+    def remember(self) -> None:
+        global _clean_logging
+        if _clean_logging is None and "transformers" in sys.modules:
+            _clean_logging = _logging_settings()
+
+    def reset(self) -> str | None:
+        """Verbosity and progress bars as they were, DeepSpeed's configuration forgotten, and Accelerate's singletons emptied:
+        they hold the last trial's device, rank, precision and plugins, and an `Accelerator` with others is refused.
+
+        What `enable_full_determinism` sets are torch's flags and environment variables.
+        """
+        if "transformers" in sys.modules:
+            from transformers.utils import logging
+
+            verbosity, bars = _clean_logging or (logging._get_default_logging_level(), True)
+            logging.set_verbosity(verbosity)
+            if logging.is_progress_bar_enabled() != bars:
+                (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
+            if "transformers.integrations.deepspeed" in sys.modules:
+                sys.modules["transformers.integrations.deepspeed"].unset_hf_deepspeed_config()
+        if "accelerate.state" in sys.modules:
+            state = sys.modules["accelerate.state"]
+            state.AcceleratorState._reset_state(reset_partial_state=True)
+            state.GradientState._reset_state()
+        return None
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         """The pipeline of the checkpoint. Reads safetensors only, asks no server and trusts no code.
@@ -106,6 +134,15 @@ class Transformers:
     def default_example() -> list[str]:
         """Inputs to prove a checkpoint on when the experiment gives none."""
         return ["A short sentence.", "Another one, which is a little longer than the first.", "nothing to see here", "!"]
+
+
+_clean_logging: tuple[int, bool] | None = None  # what `remember` found in this process
+
+
+def _logging_settings() -> tuple[int, bool]:
+    from transformers.utils import logging
+
+    return logging.get_verbosity(), logging.is_progress_bar_enabled()
 
 
 @contextmanager

@@ -6,7 +6,9 @@ come to different states.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +44,7 @@ class SweepState:
     created_at: float = 0.0
     seq: int = 0
     last_at: float = 0.0
+    infeasible: int = 0  # trials that ended as that
 
     @property
     def mode(self) -> str:
@@ -54,9 +57,16 @@ class SweepState:
         return self.sessions[-1].budget if self.sessions else self.experiment["budget"]
 
     @property
-    def finished(self) -> bool:
-        """Whether the sweep has nothing left to do under its budget."""
-        return bool(self.sessions) and self.sessions[-1].outcome in ("finished", "aborted")
+    def outcome(self) -> str | None:
+        """How the latest session ended: `finished`, `interrupted`, `out of time` or `aborted`; None while it runs, or when
+        it was killed.
+        """
+        return self.sessions[-1].outcome if self.sessions else None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether it was interrupted or killed (or still runs), so that another sweep is not started without asking."""
+        return self.outcome in (None, "interrupted")
 
     @property
     def elapsed_s(self) -> float:
@@ -66,7 +76,7 @@ class SweepState:
 
     def counted(self) -> int:
         """Trials that count against the budget: all but the infeasible ones."""
-        return sum(trial.status is not Status.INFEASIBLE for trial in self.trials.values())
+        return len(self.trials) - self.infeasible
 
     def unfinished(self) -> list[Trial]:
         """Trials that can go on, in order of number."""
@@ -74,15 +84,13 @@ class SweepState:
 
     def apply(self, event: Event) -> None:
         """Take one event into account."""
-        handler = getattr(self, f"_on_{event.kind}", None)
+        handler = _HANDLERS.get(event.kind)
         if handler is None:
             raise JournalError(f"The journal holds an event of the unknown kind {event.kind!r}: written by a newer tunelab?")
-        if event.trial is None:
-            handler(event)
-        elif event.kind == "proposed":
-            self._on_proposed(event)
+        if event.trial is None or event.kind == "proposed":
+            handler(self, event)
         else:
-            handler(self.trials[event.trial], event)
+            handler(self, self.trials[event.trial], event)
         self.seq, self.last_at = event.seq, event.at
 
     def _on_sweep_created(self, event: Event) -> None:
@@ -117,6 +125,9 @@ class SweepState:
             if lost.checkpoint:
                 trial.superseded.add(lost.checkpoint)
         trial.reports.append(report)
+        if report.checkpoint:  # its name may have been used before
+            trial.deleted.discard(report.checkpoint)
+            trial.superseded.discard(report.checkpoint)
 
     def _on_decided(self, trial: Trial, event: Event) -> None:
         trial.decisions.append(Decided(**event.data, at=event.at))
@@ -129,6 +140,7 @@ class SweepState:
 
     def _on_finished(self, trial: Trial, event: Event) -> None:
         trial.status, trial.reason, trial.ended_at = Status(event.data["status"]), event.data["reason"], event.at
+        self.infeasible += trial.status is Status.INFEASIBLE
 
     def _on_checkpoint_deleted(self, trial: Trial, event: Event) -> None:
         trial.deleted.add(event.data["checkpoint"])
@@ -141,9 +153,28 @@ class SweepState:
         trial.reason = message
 
 
+# Kind of event -> the method that takes it in.
+_HANDLERS: dict[str, Callable[..., None]] = {
+    name.removeprefix("_on_"): handler for name, handler in vars(SweepState).items() if name.startswith("_on_")
+}
+
+
 def replay(events: Iterable[Event]) -> SweepState:
     """The state that `events`, in order, add up to."""
     state = SweepState()
-    for event in events:
-        state.apply(event)
+    with collections_paused():
+        for event in events:
+            state.apply(event)
     return state
+
+
+@contextmanager
+def collections_paused() -> Iterator[None]:
+    """No garbage collections while a state is built: it has no cycles, and looking for them as it grows doubles the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

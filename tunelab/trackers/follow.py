@@ -8,7 +8,7 @@ A store that does not answer is asked again, less and less often, for as long as
 where it is, so nothing is lost or reordered and memory does not grow.
 
 Exit status: 0 all recorded; 2 wrong arguments; 3 the store did not answer, or another process records this sweep: the rest
-follows at the next `tunelab resume` or `tunelab track`.
+follows at the next `tunelab resume`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def main(make: Callable[[Tracking], Tracker], argv: list[str] | None = None) -> 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes our stdin
     signal.signal(signal.SIGTERM, inbox.end)
     os.nice(10)
-    rest = "The rest follows at the next `tunelab resume` or `tunelab track`."
+    rest = "The rest follows at the next `tunelab resume`."
     try:
         tracking = Tracking.from_json(json.loads(args.tracking))
         with FileLock(args.journal.parent / "tracker.lock").acquire(timeout=args.drain_timeout):

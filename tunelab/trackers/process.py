@@ -154,11 +154,14 @@ class TrackerProcess:
     def _trouble(self, what: str) -> None:
         if not self._warned:
             self._warned = True
-            self._warn(f"{what} Nothing is lost: the points follow at the next `tunelab resume` or `tunelab track`.")
+            self._warn(f"{what} Nothing is lost: the points follow at the next `tunelab resume`.")
 
 
 def catch_up(journal: Path, tracking: Tracking, log_path: Path, drain_timeout_s: float = 60) -> bool:
-    """Record whatever of a journal is not in the store yet. Returns whether all of it is now. What `tunelab track` does."""
+    """Record whatever of a journal is not in the store yet; `tunelab resume` does it for a finished sweep.
+
+    Returns whether all of it is there now.
+    """
     process = TrackerProcess(journal, tracking, log_path, restarts=0, drain_timeout_s=drain_timeout_s)
     process.start()
     return process.close()

@@ -9,3 +9,7 @@ group.py      Ray Train's controller and worker group, with workers that outlive
 worker.py     a worker process: lock-step reports, a clean start for each trial
 trainers.py   the user's trainer, prepared for one trial
 """
+
+from tunelab.engine.ray.versions import check_ray
+
+check_ray()  # before anything here imports a private module

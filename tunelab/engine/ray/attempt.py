@@ -83,9 +83,11 @@ class Attempt:
         self.stopped = True
         waits_at_report, self._asked = self._asked, False
         self._answers.put(False)
-        if not waits_at_report and self._thread.is_alive():
+        if waits_at_report:
+            self._thread.join(UNWIND_S)
+        if self._thread.is_alive():
             interrupt(self._thread)
-        self._thread.join(UNWIND_S)
+            self._thread.join(UNWIND_S)
         return not self._thread.is_alive()
 
     def relative(self, checkpoint: Checkpoint | None) -> str | None:

@@ -6,8 +6,12 @@ import traceback
 from collections.abc import Iterator, Mapping
 
 from ray.exceptions import OutOfMemoryError, RayActorError, WorkerCrashedError
-from ray.train import ControllerError
-from ray.train.v2._internal.exceptions import RayTrainError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
 
 from tunelab.core.failures import Failure
 from tunelab.engine.ray.messages import Ended
@@ -16,6 +20,12 @@ from tunelab.errors import Infeasible
 # Several ranks fail when one does. What explains most comes first: a rank that lost its peer raises too.
 _PRECEDENCE = [Failure.INFEASIBLE, Failure.OUT_OF_MEMORY, Failure.LOST, Failure.USER_ERROR]
 _GONE = (RayActorError, WorkerCrashedError)
+_OUT_OF_REACH = (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+    WorkerHealthCheckTimeoutError,
+)
 
 
 def explain(error: BaseException, tracebacks: Mapping[int, str] | None = None) -> Ended:
@@ -42,9 +52,9 @@ def _explain(error: BaseException, details: str | None) -> Ended:
         if isinstance(cause, _GONE):
             killed = "SIGKILL" in str(cause) or "signal 9" in str(cause)
             return Ended(Failure.LOST, "a worker was killed (signal 9)" if killed else "a worker process died", details)
-    if isinstance(error, (RayTrainError, ControllerError)):
-        return Ended(Failure.LOST, _one_line(chain[-1]), details)
-    return Ended(Failure.USER_ERROR, _one_line(error), details)
+        if isinstance(cause, _OUT_OF_REACH):
+            return Ended(Failure.LOST, _one_line(cause), details)
+    return Ended(Failure.USER_ERROR, _one_line(chain[-1] if hasattr(error, "controller_failure") else error), details)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

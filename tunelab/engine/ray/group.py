@@ -62,11 +62,15 @@ class Slot:
         for actor in self.busy:
             ray.kill(actor)
 
+    def dismiss_idle(self) -> None:
+        """End the crews that wait for a trial."""
+        while self.idle:
+            self.idle.popitem()[1].dismiss()
+
     def close(self) -> None:
         """End all processes."""
         self.interrupt()
-        while self.idle:
-            self.idle.popitem()[1].dismiss()
+        self.dismiss_idle()
 
 
 class TrialPlacementGroup:
@@ -111,9 +115,11 @@ class WarmWorkerGroup(WorkerGroup):
             for callback in self._callbacks:
                 callback.after_worker_group_start(self)
             ray.get([worker.actor.run_train_fn.remote(context.train_fn_ref) for worker in workers])
-        except RayActorError as error:
-            crew.dismiss()
-            raise WorkerGroupStartupFailedError("A worker died while the trial was being started.") from error
+        except BaseException as error:
+            crew.dismiss()  # whatever it was: the next attempt needs the room
+            if isinstance(error, RayActorError):
+                raise WorkerGroupStartupFailedError("A worker died while the trial was being started.") from error
+            raise
         for callback in self._callbacks:
             callback.after_worker_group_training_start(self)
 
@@ -121,6 +127,7 @@ class WarmWorkerGroup(WorkerGroup):
         context = self._worker_group_context
         crew = self.slot.idle.pop(self._shape(), None)
         if crew is None:
+            self.slot.dismiss_idle()  # they are of another shape, and hold the same bundles
             sync_actor = SynchronizationActor.remote()
             workers = self._create_workers(
                 context.num_workers, ray.util.get_current_placement_group(), context.resources_per_worker

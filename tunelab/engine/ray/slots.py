@@ -24,6 +24,7 @@ class Slot:
     shape: Shape
     request: PlacementGroupFactory
     busy: bool = False
+    counted: bool = False  # whether Tune's cache keeps room for its actor
 
 
 class Slots:
@@ -37,7 +38,6 @@ class Slots:
         self._fit = fit
         self._slots: list[Slot] = []
         self._cache: Any = None  # Tune's cache of idle actors
-        self._counted: set[int] = set()
 
     def may_have_room(self, shape: Shape | None) -> bool:
         """Whether a trial of `shape`, or one of any shape when it is not known yet, may find room."""
@@ -64,14 +64,14 @@ class Slots:
         """The slot's trial is over. A slot whose actor has died starts another under a new key."""
         slot.busy = False
         if dead:
-            slot.request = _request(slot.shape)
+            slot.request, slot.counted = _request(slot.shape), False
 
     def keep_actors(self, cache: Any) -> None:
         """Let Tune's cache hold each slot's actor for as long as the slot lives."""
         self._cache = cache
         for slot in self._slots:
-            if id(slot.request) not in self._counted:
-                self._counted.add(id(slot.request))
+            if not slot.counted:
+                slot.counted = True
                 cache.increase_max(slot.request)
 
     def _close(self, slot: Slot) -> None:

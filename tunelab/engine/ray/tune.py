@@ -24,10 +24,12 @@ from ray.tune.search import SearchAlgorithm
 from tunelab.core.failures import Failure
 from tunelab.engine.conductor import Conductor, Launch
 from tunelab.engine.ray.actor import RAY_SETTINGS, TrialActor
+from tunelab.engine.ray.explain import explain
 from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message
 from tunelab.engine.ray.messages import Report as RayReport
 from tunelab.engine.ray.slots import Slot, Slots
 from tunelab.engine.ray.trainers import Shape
+from tunelab.errors import ResourcesError
 
 TUNE_SETTINGS = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -49,17 +51,24 @@ class Binding:
         slots: Where attempts run.
         shape_of: What a launch will occupy.
         static_shape: What every launch occupies, or None when that depends on the configuration.
+        each_round: Called in each round of Tune's loop.
     """
 
     def __init__(
-        self, conductor: Conductor, slots: Slots, shape_of: Callable[[Launch], Shape], static_shape: Shape | None
+        self,
+        conductor: Conductor,
+        slots: Slots,
+        shape_of: Callable[[Launch], Shape],
+        static_shape: Shape | None,
+        each_round: Callable[[], None] = lambda: None,
     ) -> None:
         self.conductor, self.slots = conductor, slots
         self.error: BaseException | None = None
         self.hurry = False  # a second Ctrl-C: do not wait for reports
+        self.each_round = each_round
         self._shape_of, self._static_shape = shape_of, static_shape
         self._running: dict[str, tuple[Launch, Slot]] = {}  # by Tune's trial id
-        self._waiting: Launch | None = None  # journalled as started, has no slot yet
+        self._waiting: tuple[Launch, Shape] | None = None  # journalled as started, has no slot yet
         self._stopping_since: float | None = None
 
     def next_placed(self) -> tuple[str, Launch, Slot] | None:
@@ -71,16 +80,31 @@ class Binding:
             return None
         if self._waiting is None and not self.slots.may_have_room(self._static_shape):
             return None
-        launch = self._waiting or self.conductor.next_launch()
-        if launch is None:
+        waiting = self._waiting or self._next_shaped()
+        if waiting is None:
             return None
-        slot = self.slots.take(self._shape_of(launch))
-        self._waiting = launch if slot is None else None
+        launch, shape = waiting
+        slot = self.slots.take(shape)
+        self._waiting = waiting if slot is None else None
         if slot is None:
             return None
         name = f"{launch.trial:04d}_{launch.attempt}"
         self._running[name] = (launch, slot)
         return name, launch, slot
+
+    def _next_shaped(self) -> tuple[Launch, Shape] | None:
+        """The next attempt and what it will occupy. One that the user's trainer function refuses fails at once."""
+        launch = self.conductor.next_launch()
+        while launch is not None:
+            try:
+                return launch, self._shape_of(launch)
+            except ResourcesError as error:
+                self.conductor.failed(launch.trial, Failure.INFEASIBLE, str(error))
+            except Exception as error:
+                ended = explain(error)
+                self.conductor.failed(launch.trial, ended.failure or Failure.USER_ERROR, ended.message, ended.details)
+            launch = self.conductor.next_launch()
+        return None
 
     @property
     def finished(self) -> bool:
@@ -112,21 +136,19 @@ class Binding:
             self._stopping_since = time.monotonic()
         return self.hurry or self.error is not None or time.monotonic() - self._stopping_since >= GRACE_S
 
+    def died(self, name: str, error: BaseException | None) -> None:
+        """The trial's process ended, or could not be started."""
+        if name in self._running:
+            details = "" if error is None else str(error)
+            self.conductor.failed(self._running[name][0].trial, Failure.LOST, "the trial's process died", details)
+
     def gone(self, name: str, *, dead: bool) -> None:
-        """The trial is over for Tune. If its process died, the conductor has yet to hear of it."""
+        """The trial is over for Tune."""
         launch, slot = self._running.pop(name, (None, None))
         if launch is None or slot is None:
             return
         self.slots.release(slot, dead=dead)
-        if dead:
-            self.conductor.failed(launch.trial, Failure.LOST, "the trial's process died")
-        else:
-            self.conductor.interrupt(launch.trial)  # does nothing unless it was stopped before it began
-
-    def withdraw(self) -> None:
-        """Give back a launch that never found a slot."""
-        if self._waiting is not None:
-            self.conductor.interrupt(self._waiting.trial)
+        self.conductor.interrupt(launch.trial)  # does nothing unless it was stopped before it began
 
     @contextmanager
     def keeping_errors(self) -> Iterator[None]:
@@ -192,8 +214,13 @@ class TuneScheduler(FIFOScheduler):
         trial.temporary_state.ray_actor.release.remote()  # unwinds the train loop now, not when the next trial comes
         return TrialScheduler.STOP
 
+    def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
+        with self._binding.keeping_errors():
+            self._binding.died(trial.trial_id, trial.get_error())
+
     def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
-        """Tune starts pending trials by itself; when the sweep is stopping they are taken back instead."""
+        """Called in each of Tune's rounds. Tune starts pending trials by itself; a stopping sweep takes them back instead."""
+        self._binding.each_round()
         if self._binding.conductor.stopping:
             for trial in list(tune_controller.get_live_trials()):
                 if trial.status == TuneTrial.PENDING:
@@ -234,7 +261,6 @@ def run(binding: Binding, blueprint: Blueprint) -> None:
             )
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-    binding.withdraw()
     if binding.error is not None:
         raise binding.error
 

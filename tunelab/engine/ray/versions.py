@@ -1,4 +1,4 @@
-"""The Ray versions that this folder was tested with, and every private name that it uses.
+"""The Ray versions that this folder was tested with, and the private names that it uses.
 
 Ray's private modules can change with any release, so another version is refused before anything starts, and
 `tests/unit`'s counterpart in `tests/ray/test_private_names.py` checks each name and signature below.
@@ -12,7 +12,11 @@ from tunelab.errors import UnsupportedVersionError
 
 SUPPORTED = ("2.60", "2.61")  # from, below
 
-# module -> {name: parameters, or None where only its existence matters}
+# module -> {name: parameters, or None where only its existence matters}. Attributes of instances cannot be looked up here.
+# These are used, and the sweeps in tests/ray go through all of them: `_checkpoint_manager`, `_worker_group`,
+# `_worker_group_state`, `_world_rank_to_ongoing_poll`, `_latest_checkpoint_result`, `result_queue` and
+# `training_thread_runner` of Train's; ScalingConfig's `_resources_per_worker_not_none`; `_tune_controller._actor_cache` and
+# `temporary_state.ray_actor` of Tune's.
 PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.execution.controller.controller": {
         "TrainController.__init__": (
@@ -58,6 +62,7 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "ray.train.v2._internal.execution.checkpoint.checkpoint_manager": {
         "CheckpointManager._write_state_to_storage": ("self",),
+        "CheckpointManager.latest_checkpoint_result": None,
         "_TrainingResult.__init__": ("self", "checkpoint", "metrics"),
     },
     "ray.train.v2._internal.execution.checkpoint.sync_actor": {"SynchronizationActor": None},
@@ -74,7 +79,9 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.exceptions": {
         "UserExceptionWithTraceback.__init__": ("self", "exc", "traceback_str"),
         "WorkerGroupStartupFailedError": None,
-        "RayTrainError": None,
+        "WorkerGroupStartupTimeoutError": None,
+        "WorkerHealthCheckFailedError.__init__": ("self", "message", "failure"),
+        "WorkerHealthCheckTimeoutError": None,
     },
     "ray.train.v2._internal.util": {"ObjectRefWrapper.__init__": ("self", "obj"), "bundle_to_remote_args": ("bundle",)},
     "ray.train.v2.api.data_parallel_trainer": {

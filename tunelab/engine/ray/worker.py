@@ -33,19 +33,25 @@ class LockstepReport(DistributedTrainFnUtils):
     """`ray.train.report` that returns with the decision, or unwinds a stopped train loop."""
 
     def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        inbox = get_train_context().tunelab_inbox
+        context = get_train_context()
+        inbox, reports = context.tunelab_inbox, context.execution_context.result_queue
         super().report(plain_metrics(metrics), *args, **kwargs)
-        if not inbox.answers.get():
+        with reports.not_empty:
+            inbox.waits = True
+            reports.not_empty.notify_all()
+        goes_on = inbox.answers.get()
+        inbox.waits = False
+        if not goes_on:
             inbox.answers.put(False)  # a loop that swallows the exception and reports again is stopped again
             raise TrialStopped()
 
 
 class Inbox:
-    """Answers on their way to the train loop, and whether the loop has returned."""
+    """Answers on their way to the train loop, and what the loop is doing: it waits for one, or has returned."""
 
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.ended = False
+        self.waits = self.ended = False
 
 
 class WarmWorker(RayTrainWorker):
@@ -74,7 +80,8 @@ class WarmWorker(RayTrainWorker):
             inbox.answers.put(goes_on)
         until = time.monotonic() + POLL_S
         with reports.not_empty:  # the queue's own condition: notified by each report and, by `TrainLoop`, at the end
-            reports.not_empty.wait_for(lambda: reports._qsize() or inbox.ended, POLL_S)
+            # A rank that waits for its answer has no news, and must not hold up the ranks that are still to report.
+            reports.not_empty.wait_for(lambda: reports._qsize() or inbox.waits or inbox.ended, POLL_S)
         while inbox.ended and reports.empty() and runner.is_running() and time.monotonic() < until:
             time.sleep(0.001)  # the loop has returned and its thread is about to end, or still uploads
         return super().poll_status()
@@ -118,7 +125,10 @@ def begin_trial(trial: CurrentTrial, work_dir: Path) -> None:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of Python, NumPy and whichever of the frameworks is loaded."""
+    """Seed the generators of Python, NumPy and whichever of the frameworks is loaded.
+
+    A plain function that imports its framework inside seeds it itself, with `config["seed"]`.
+    """
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
