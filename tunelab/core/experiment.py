@@ -164,6 +164,9 @@ class Experiment:
         seed: Proposals, decisions and trial seeds follow from it. In [0, 2**31).
         trial_seeds: `"derived"` gives each trial a seed of its own, `"same"` gives all trials the sweep's.
         isolation: `"warm"` runs trial after trial through the same worker processes; `"fresh"` starts new ones for each trial.
+        recycle_after: Warm workers are replaced after so many trials; None for no limit.
+        max_growth_mb: A warm worker whose memory has grown by more than this since its first trial is replaced; None for no
+            limit.
     """
 
     name: str
@@ -179,6 +182,8 @@ class Experiment:
     seed: int = 0
     trial_seeds: Literal["derived", "same"] = "derived"
     isolation: Literal["warm", "fresh"] = "warm"
+    recycle_after: int | None = None
+    max_growth_mb: float | None = 2048.0
 
     def __post_init__(self) -> None:
         problems = [*self._own_problems(), *self._settle_space()]
@@ -242,6 +247,10 @@ class Experiment:
             found.append(f"trial_seeds needs 'derived' or 'same', got {self.trial_seeds!r}.")
         if self.isolation not in ("warm", "fresh"):
             found.append(f"isolation needs 'warm' or 'fresh', got {self.isolation!r}.")
+        if self.recycle_after is not None and not (_is_int(self.recycle_after) and self.recycle_after >= 1):
+            found.append(f"recycle_after needs a number of trials >= 1 or None, got {self.recycle_after!r}.")
+        if self.max_growth_mb is not None and not (_is_number(self.max_growth_mb) and self.max_growth_mb > 0):
+            found.append(f"max_growth_mb needs a size > 0 in MB or None, got {self.max_growth_mb!r}.")
         checkpoint_config = getattr(getattr(self.trainer, "run_config", None), "checkpoint_config", None)
         if checkpoint_config is not None and _says_retention(checkpoint_config):
             found.append(

@@ -64,7 +64,7 @@ class Conductor:
         self.experiment, self.budget = experiment, budget
         self.state = SweepState()
         self._journal, self._max_failures = journal, max_failures
-        self._delete, self._notify, self._say, self._clock = delete, notify, say, clock
+        self._delete, self._notify, self.say, self._clock = delete, notify, say, clock
         self._judge = experiment.scheduler.judge(experiment.objective, experiment.last_step())
         self._retainer = Retainer(experiment.retention, experiment.objective.mode)
         self._overdue: dict[int, Stop] = {}  # stops of other trials than the one that reported
@@ -260,7 +260,7 @@ class Conductor:
         known = self._keys.setdefault(trial.number, set())
         if not known:
             missing = [name for name in (objective.metric, objective.step) if name is not None and metrics.get(name) is None]
-            self._say(
+            self.say(
                 f"{trial.id} reported {', '.join(sorted(metrics)) or 'nothing'} without {' and '.join(missing)}: "
                 "such reports are not recorded"
             )

@@ -296,8 +296,10 @@ def _blueprint(plan: Plan, folder: SweepFolder, storage: str, trainer: bytes) ->
         root=str(plan.root),
         storage=storage,
         trainer=trainer,
-        isolation=plan.experiment.isolation,
         work_dir=str(folder.trials.resolve()),
+        warm=plan.experiment.isolation == "warm",
+        recycle_after=plan.experiment.recycle_after,
+        max_growth_mb=plan.experiment.max_growth_mb,
     )
 
 

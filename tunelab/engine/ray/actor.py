@@ -39,7 +39,7 @@ class TrialActor(ray.tune.Trainable):
             from tunelab.engine.ray.group import Slot
 
             self._trainer = ray.cloudpickle.loads(blueprint.trainer)
-            self._slot = Slot(blueprint.root, warm=blueprint.isolation == "warm")
+            self._slot = Slot(blueprint.root, blueprint.warm, blueprint.recycle_after, blueprint.max_growth_mb)
         except Exception as error:
             self._unfit = error
         self._begin(config["launch"])
@@ -50,7 +50,11 @@ class TrialActor(ray.tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        return {"message": self._attempt.next(HEARTBEAT_S)}
+        message = self._attempt.next(HEARTBEAT_S)
+        notes = self._slot.notes if self._slot is not None else []
+        if notes:
+            self._slot.notes = []
+        return {"message": message, "notes": notes}
 
     def release(self) -> None:
         """End the attempt, if it has not ended: at the report at which it waits, or at once."""

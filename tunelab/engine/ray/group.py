@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -34,6 +34,8 @@ class Crew:
 
     workers: list[Worker]
     sync_actor: Any
+    trials: int = 0
+    first_mb: float = 0.0  # memory of its largest worker after the first trial
 
     def dismiss(self) -> None:
         """End the processes now, whatever they are doing."""
@@ -49,13 +51,18 @@ class Slot:
     Args:
         root: The project's root, for the workers' `sys.path`.
         warm: Whether workers outlive a trial.
+        recycle_after: Trials after which workers are replaced, or None for no limit.
+        max_growth_mb: Growth of a worker's memory since its first trial after which it is replaced, or None for no limit.
     """
 
     root: str
     warm: bool
+    recycle_after: int | None = None
+    max_growth_mb: float | None = None
     idle: dict[Any, Crew] = field(default_factory=dict)
     busy: list[Any] = field(default_factory=list)  # handles of the workers that run the trial, also while they start
     tracebacks: dict[int, str] = field(default_factory=dict)  # of the ranks that failed last
+    notes: list[str] = field(default_factory=list)  # sentences for the user
 
     def interrupt(self) -> None:
         """End the processes that run the trial, at once."""
@@ -98,7 +105,7 @@ class WarmWorkerGroup(WorkerGroup):
         context = self._worker_group_context
         for callback in self._callbacks:
             callback.before_worker_group_start(context)
-        crew = self._take_crew()
+        self._crew = crew = self._take_crew()
         try:
             workers = crew.workers
             self._replica_groups = [
@@ -138,7 +145,7 @@ class WarmWorkerGroup(WorkerGroup):
             for w in crew.workers
         ]
         self.slot.busy = [worker.actor for worker in fresh]
-        return Crew(self._assign_worker_ranks(fresh), crew.sync_actor)
+        return replace(crew, workers=self._assign_worker_ranks(fresh))
 
     def _create_workers(
         self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], **kwargs: Any
@@ -193,9 +200,8 @@ class WarmWorkerGroup(WorkerGroup):
         state = self._worker_group_state
         for callback in self._callbacks:
             callback.before_worker_group_shutdown(self)
-        crew = Crew(state.workers, state.sync_actor)
-        if self.keep and self.slot.warm:
-            ray.get([worker.actor.shutdown.remote() for worker in state.workers])
+        crew = replace(self._crew, workers=state.workers, trials=self._crew.trials + 1)
+        if self.keep and self.slot.warm and self._is_fit(crew):
             self.slot.idle[self._shape()] = crew
         else:
             crew.dismiss()
@@ -203,6 +209,24 @@ class WarmWorkerGroup(WorkerGroup):
         self._clear_state()
         for callback in self._callbacks:
             callback.after_worker_group_shutdown(self._worker_group_context)
+
+    def _is_fit(self, crew: Crew) -> bool:
+        """Have the workers put back as they were, and say whether they may run another trial."""
+        try:
+            cleanups = ray.get([worker.actor.shutdown.remote() for worker in crew.workers])
+        except RayActorError:
+            return False
+        largest = max(cleanup.rss_mb for cleanup in cleanups)
+        crew.first_mb = crew.first_mb or largest
+        reasons = {cleanup.reason for cleanup in cleanups if not cleanup.fit}
+        slot, growth = self.slot, largest - crew.first_mb
+        if slot.max_growth_mb is not None and growth > slot.max_growth_mb:
+            reasons.add(f"its memory has grown by {growth:.0f} MB in {crew.trials} trials")
+        leftovers = [leftover for cleanup in cleanups for leftover in cleanup.leftovers]
+        name = self._train_run_context.run_config.name
+        slot.notes += [f"{name} left behind: {leftover}" for leftover in dict.fromkeys(leftovers)]
+        slot.notes += [f"{name}: its workers are replaced, because {reason}" for reason in sorted(reasons)]
+        return not reasons and (slot.recycle_after is None or crew.trials < slot.recycle_after)
 
 
 class Conversation(ReportCallback):

@@ -21,7 +21,9 @@ class Blueprint:
         root: The project's root, put on `sys.path` of every process that trains.
         storage: Path or URI under which each trial has a folder.
         trainer: The user's trainer, pickled by value.
-        isolation: `"warm"` or `"fresh"`.
+        warm: Whether workers outlive a trial.
+        recycle_after: Trials after which workers are replaced, or None.
+        max_growth_mb: Growth of a worker's memory after which it is replaced, or None.
         work_dir: Local folder under which each rank of each trial gets a working directory.
     """
 
@@ -29,8 +31,10 @@ class Blueprint:
     root: str
     storage: str
     trainer: bytes
-    isolation: str
     work_dir: str
+    warm: bool = True
+    recycle_after: int | None = None
+    max_growth_mb: float | None = None
 
 
 @dataclass(frozen=True)

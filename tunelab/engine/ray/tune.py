@@ -208,6 +208,8 @@ class TuneScheduler(FIFOScheduler):
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
         goes_on = False
         with self._binding.keeping_errors():
+            for note in result["notes"]:
+                self._binding.conductor.say(note)
             goes_on = self._binding.take_message(trial.trial_id, result["message"])
         if goes_on:
             return TrialScheduler.CONTINUE

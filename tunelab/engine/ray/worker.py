@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUt
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, get_train_context
 
+from tunelab import frameworks
 from tunelab.engine.context import CurrentTrial, set_current_trial
+from tunelab.engine.hygiene import CleanState, Cleanup
 from tunelab.engine.ray.messages import TrialStopped
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
@@ -59,6 +61,7 @@ class WarmWorker(RayTrainWorker):
 
     def __init__(self, root: str) -> None:
         super().__init__()
+        self._clean: CleanState | None = None
         if root not in sys.path:
             sys.path.insert(0, root)
 
@@ -70,6 +73,22 @@ class WarmWorker(RayTrainWorker):
         context.report_order_condition = threading.Condition()
         context.tunelab_inbox = Inbox()
         set_train_fn_utils(LockstepReport())
+
+    def run_train_fn(self, train_fn_ref: Any) -> None:
+        """Start the train loop; before the first one, note what the process looks like without any trial."""
+        train_fn = train_fn_ref.get()  # imports what the loop needs
+        if self._clean is None:
+            frameworks.remember_clean()
+            self._clean = CleanState.take()
+        super().run_train_fn(_Loaded(train_fn))
+
+    def shutdown(self) -> Cleanup:
+        """After a trial that ended well: put the process back as it was, and say whether it is fit for another."""
+        super().shutdown()
+        assert self._clean is not None, "a trial has run"
+        reasons = frameworks.reset_loaded()
+        cleanup = self._clean.restore()
+        return replace(cleanup, fit=cleanup.fit and not reasons, reason="; ".join([*reasons, cleanup.reason]).strip("; "))
 
     def poll_status(self, goes_on: bool | None = None) -> WorkerStatus:
         """Deliver the answer to the last report, if there is one, then wait for news for at most `POLL_S`."""
@@ -85,6 +104,16 @@ class WarmWorker(RayTrainWorker):
         while inbox.ended and reports.empty() and runner.is_running() and time.monotonic() < until:
             time.sleep(0.001)  # the loop has returned and its thread is about to end, or still uploads
         return super().poll_status()
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """Stands where Ray Train passes a reference to the train function."""
+
+    train_fn: Callable[[], Any]
+
+    def get(self) -> Callable[[], Any]:
+        return self.train_fn
 
 
 @dataclass(frozen=True)
