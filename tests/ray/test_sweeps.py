@@ -127,7 +127,9 @@ def test_a_stopped_loop_may_take_its_time_to_clean_up(bench, tmp_path):
     done = bench.start(experiment(torch_trainer(workers=1, marks=str(tmp_path), lingers=7.0), trials=3))
     assert done.outcome == "finished"
     assert all(trial.attempt == 1 for trial in done.state.trials.values()), "a trial paid for its predecessor's clean-up"
-    assert Status.STOPPED in {trial.status for trial in done.state.trials.values()}, [t.reason for t in done.state.trials.values()]
+    assert Status.STOPPED in {trial.status for trial in done.state.trials.values()}, [
+        t.reason for t in done.state.trials.values()
+    ]
 
 
 def climb_six(config):

@@ -76,12 +76,31 @@ def torch_trainer(workers=2, failures=0, **config):
     )
 
 
-def experiment(trainer=None, *, name="climb", trials=4, scheduler=None, concurrent=None, time_s=None, **parts):
+def fast(config):
+    """Reports round after round, as boosting does; a checkpoint every so often."""
+    rank = ray.train.get_context().get_world_rank()
+    for number in range(1, config["rounds"] + 1):
+        metrics = {"epoch": number, "score": number / 1000}
+        if config["checkpoint_every"] and number % config["checkpoint_every"] == 0:
+            report(metrics, number, rank)
+        else:
+            ray.train.report(metrics)
+
+
+def fast_trainer(workers=1, rounds=100, checkpoint_every=0):
+    return TorchTrainer(
+        fast,
+        train_loop_config={"rounds": rounds, "checkpoint_every": checkpoint_every},
+        scaling_config=ray.train.ScalingConfig(num_workers=workers),
+    )
+
+
+def experiment(trainer=None, *, name="climb", trials=4, scheduler=None, concurrent=None, time_s=None, last_step=6, **parts):
     return Experiment(
         name=name,
         trainer=trainer or torch_trainer(),
         space={"x": Float(0.0, 1.0)},
-        objective=Objective("score", mode="max", step="epoch", last_step=6),
+        objective=Objective("score", mode="max", step="epoch", last_step=last_step),
         searcher=Random(),
         scheduler=scheduler or ASHA(first_rung=1, reduction=2),
         budget=Budget(trials=trials, concurrent=concurrent, time_s=time_s),
@@ -89,4 +108,4 @@ def experiment(trainer=None, *, name="climb", trials=4, scheduler=None, concurre
     )
 
 
-__all__ = ["FIFO", "experiment", "marks", "torch_trainer"]
+__all__ = ["ASHA", "FIFO", "experiment", "marks", "torch_trainer"]

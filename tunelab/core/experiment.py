@@ -164,6 +164,9 @@ class Experiment:
         seed: Proposals, decisions and trial seeds follow from it. In [0, 2**31).
         trial_seeds: `"derived"` gives each trial a seed of its own, `"same"` gives all trials the sweep's.
         isolation: `"warm"` runs trial after trial through the same worker processes; `"fresh"` starts new ones for each trial.
+        reports: `"auto"` waits for the decision at each report, unless reports come faster than every 20 ms: then about every
+            0.1 s, and always at a step at which the scheduler has something to say. `"lockstep"` waits at each, whatever it
+            costs; `"coalesced"` waits about every 0.1 s. No report is dropped.
         recycle_after: Warm workers are replaced after so many trials; None for no limit.
         max_growth_mb: A warm worker whose memory has grown by more than this since its first trial is replaced; None for no
             limit.
@@ -182,6 +185,7 @@ class Experiment:
     seed: int = 0
     trial_seeds: Literal["derived", "same"] = "derived"
     isolation: Literal["warm", "fresh"] = "warm"
+    reports: Literal["auto", "lockstep", "coalesced"] = "auto"
     recycle_after: int | None = None
     max_growth_mb: float | None = 2048.0
 
@@ -247,6 +251,8 @@ class Experiment:
             found.append(f"trial_seeds needs 'derived' or 'same', got {self.trial_seeds!r}.")
         if self.isolation not in ("warm", "fresh"):
             found.append(f"isolation needs 'warm' or 'fresh', got {self.isolation!r}.")
+        if self.reports not in ("auto", "lockstep", "coalesced"):
+            found.append(f"reports needs 'auto', 'lockstep' or 'coalesced', got {self.reports!r}.")
         if self.recycle_after is not None and not (_is_int(self.recycle_after) and self.recycle_after >= 1):
             found.append(f"recycle_after needs a number of trials >= 1 or None, got {self.recycle_after!r}.")
         if self.max_growth_mb is not None and not (_is_number(self.max_growth_mb) and self.max_growth_mb > 0):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tunelab.core.experiment import Budget, Experiment
@@ -69,6 +71,8 @@ class Conductor:
         self._retainer = Retainer(experiment.retention, experiment.objective.mode)
         self._overdue: dict[int, Stop] = {}  # stops of other trials than the one that reported
         self._undecided: dict[int | None, Decision | None] = {}  # what a killed driver had not journalled yet
+        self.until: dict[int, float] = {}  # trial -> step at which the judge next has something to say of it
+        self._afterwards: list[Callable[[], None]] | None = None  # what waits until the events before it are durable
         self._keys: dict[int, set[str]] = {}  # keys reported by trials that have not reported the objective yet
         self._stop: tuple[str, str] | None = None  # (outcome, reason) once the sweep is to end early
         self._exhausted = False
@@ -225,6 +229,24 @@ class Conductor:
             )
         return None
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make several reports durable with one commit. Nothing follows from them before that: no answer, no deletion."""
+        self._afterwards = []
+        try:
+            with self._journal.together():
+                yield
+        finally:
+            afterwards, self._afterwards = self._afterwards, None
+        for act in afterwards:
+            act()
+
+    def _once_durable(self, act: Callable[[], None]) -> None:
+        if self._afterwards is None:
+            act()
+        else:
+            self._afterwards.append(act)
+
     def heartbeat(self, number: int) -> bool:
         """Whether a trial that has nothing to report goes on: not when it is to stop without waiting for a report."""
         trial = self.state.trials[number]
@@ -289,6 +311,7 @@ class Conductor:
         for decision in self._judge.decide(report):
             if decision.trial == trial.number:
                 own = decision
+                self.until[trial.number] = math.inf if isinstance(own, Stop) or own.until is None else own.until
             elif isinstance(decision, Stop):
                 self._overdue[decision.trial] = decision
         return own
@@ -354,7 +377,7 @@ class Conductor:
     def _retain(self, trial: Trial) -> None:
         for number, checkpoint in self._retainer.to_delete(trial):
             self._record(events.checkpoint_deleted(number, checkpoint=checkpoint))
-            self._delete(checkpoint)
+            self._once_durable(partial(self._delete, checkpoint))
 
     def _why_finished(self) -> str:
         if self.state.counted() >= self.budget.trials:
@@ -364,7 +387,7 @@ class Conductor:
     def _record(self, event: Event) -> None:
         stored = self._journal.append(event)
         self.state.apply(stored)
-        self._notify(self.state, stored)
+        self._once_durable(partial(self._notify, self.state, stored))
 
 
 def diverged(report: Report) -> str | None:

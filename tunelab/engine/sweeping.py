@@ -300,6 +300,8 @@ def _blueprint(plan: Plan, folder: SweepFolder, storage: str, trainer: bytes) ->
         warm=plan.experiment.isolation == "warm",
         recycle_after=plan.experiment.recycle_after,
         max_growth_mb=plan.experiment.max_growth_mb,
+        reports=plan.experiment.reports,
+        step=plan.experiment.objective.step,
     )
 
 

@@ -6,6 +6,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Journal:
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = Path(path), clock
+        self._together = False
         self._connection = _connect(self.path, create=True)
         with self._connection as connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
@@ -51,16 +53,33 @@ class Journal:
     def append(self, event: Event) -> Event:
         """Make `event` durable and return it with its position and time."""
         at = self._clock()
-        try:
-            data = json.dumps(event.data, separators=(",", ":"))
-            with self._connection as connection:
-                cursor = connection.execute(
-                    "INSERT INTO events (at, kind, trial, data) VALUES (?, ?, ?, ?)", (at, event.kind, event.trial, data)
-                )
-        except sqlite3.Error as error:
-            raise JournalError(f"Cannot write to {self.path}: {error}. Nothing that was recorded is lost.") from error
+        data = json.dumps(event.data, separators=(",", ":"))
+        with self._errors():
+            cursor = self._connection.execute(
+                "INSERT INTO events (at, kind, trial, data) VALUES (?, ?, ?, ?)", (at, event.kind, event.trial, data)
+            )
+            if not self._together:
+                self._connection.commit()
         # What readers get back, so that the driver's state and a replayed one hold the same values.
         return Event(event.kind, event.trial, json.loads(data), cursor.lastrowid or 0, at)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make all events appended inside durable at once, at the end: all of them, or none if the process dies before."""
+        self._together = True
+        try:
+            yield
+        finally:
+            self._together = False
+            with self._errors():
+                self._connection.commit()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise JournalError(f"Cannot write to {self.path}: {error}. Nothing that was recorded is lost.") from error
 
     def events(self) -> Iterator[Event]:
         """All events so far, in order."""

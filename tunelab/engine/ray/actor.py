@@ -56,6 +56,10 @@ class TrialActor(ray.tune.Trainable):
             self._slot.notes = []
         return {"message": message, "notes": notes}
 
+    def expect(self, until: float) -> None:
+        """The scheduler next has something to say at step `until`. Told before the answer to the report that decided it."""
+        self._attempt.pace.until = until
+
     def release(self) -> None:
         """End the attempt, if it has not ended: at the report at which it waits, or at once."""
         if self._attempt is not None and not self._attempt.stop(self._interrupt):
@@ -69,8 +73,10 @@ class TrialActor(ray.tune.Trainable):
 
     def _begin(self, launch: Any) -> None:
         from tunelab.engine.ray import attempt
+        from tunelab.engine.ray.pace import Pace
 
-        self._attempt = attempt.Attempt(partial(self._work, launch=launch), storage=self._blueprint.storage)
+        pace = Pace(self._blueprint.reports, self._blueprint.step)
+        self._attempt = attempt.Attempt(partial(self._work, launch=launch), storage=self._blueprint.storage, pace=pace)
 
     def _work(self, running: Any, launch: Any) -> Any:
         """What the attempt's thread does."""

@@ -28,10 +28,12 @@ from tunelab.engine.context import CurrentTrial, set_current_trial
 from tunelab.engine.ray import trainers
 from tunelab.engine.ray.explain import explain
 from tunelab.engine.ray.group import Conversation, Slot, WarmController
-from tunelab.engine.ray.messages import Blueprint, Ended, Heartbeat, Message, Report, TrialStopped
+from tunelab.engine.ray.messages import Answer, Blueprint, Ended, Heartbeat, Message, Report, Reports, TrialStopped
+from tunelab.engine.ray.pace import Pace
 from tunelab.engine.ray.worker import TrainLoop, begin_trial, plain_metrics
 from tunelab.errors import BadInputError
 
+LINGER_S = 0.02  # how long reports that do not ask wait for others, to travel together
 UNWIND_S = 5.0  # how long a stopped train loop may take to clean up before its process is ended
 
 
@@ -41,12 +43,14 @@ class Attempt:
     Args:
         work: Trains; gets this attempt and returns how it ended.
         storage: The sweep's storage, for relative checkpoint paths.
+        pace: Says how often the train loop waits for an answer.
     """
 
-    def __init__(self, work: Callable[[Attempt], Ended], *, storage: str) -> None:
-        self._storage = filesystem_of(storage)[1]
-        self._outbox: queue.Queue[Message] = queue.Queue()
-        self._answers: queue.Queue[bool] = queue.Queue()
+    def __init__(self, work: Callable[[Attempt], Ended], *, storage: str, pace: Pace) -> None:
+        self._storage, self.pace = filesystem_of(storage)[1], pace
+        self._outbox: queue.Queue[Report | Ended] = queue.Queue()
+        self._ended: Ended | None = None  # taken out of the outbox together with reports
+        self._answers: queue.Queue[Answer] = queue.Queue()
         self._asked = False
         self.stopped = False
         self._thread = threading.Thread(target=self._run, args=(work,), name="tunelab-attempt", daemon=True)
@@ -59,31 +63,49 @@ class Attempt:
             ended = explain(error)
         self._outbox.put(ended)
 
-    def converse(self, message: Report) -> bool:
-        """Say something and wait for whether to go on. Called by the thread that trains."""
+    def converse(self, report: Report) -> Answer:
+        """Pass a report on and wait for the answer. Called by the thread that trains."""
         if self.stopped:
-            return False
-        self._outbox.put(message)
+            return Answer(False)
+        self.pace.saw(report.metrics)
+        self._outbox.put(report)
         return self._answers.get()
+
+    def tell(self, report: Report) -> None:
+        """Pass a report on that does not ask."""
+        self.pace.saw(report.metrics)
+        self._outbox.put(report)
 
     def next(self, timeout_s: float) -> Message:
         """The next message, or a heartbeat after `timeout_s`. Asking for it answers the one before: go on."""
         if self._asked:
             self._asked = False
-            self._answers.put(True)
-        try:
-            message = self._outbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return Heartbeat()
-        self._asked = isinstance(message, Report)
-        return message
+            self._answers.put(Answer(True, self.pace.batch()))
+        if self._ended is not None:
+            return self._ended
+        entries: list[Report] = []
+        wait_s = timeout_s
+        while not (entries and entries[-1].asks):
+            try:
+                message = self._outbox.get(timeout=wait_s)
+            except queue.Empty:
+                break
+            if isinstance(message, Ended):
+                self._ended = message
+                break
+            entries.append(message)
+            wait_s = LINGER_S
+        if not entries:
+            return self._ended or Heartbeat()
+        self._asked = entries[-1].asks
+        return Reports(tuple(entries))
 
     def stop(self, interrupt: Callable[[threading.Thread], object]) -> bool:
-        """End the attempt: at the report it waits at, else through `interrupt`. Returns whether it has ended."""
+        """End the attempt: at the report it waits at, or soon will, else through `interrupt`. Returns whether it has ended."""
         self.stopped = True
         waits_at_report, self._asked = self._asked, False
-        self._answers.put(False)
-        if waits_at_report:
+        self._answers.put(Answer(False))
+        if waits_at_report or self.pace.soon:
             self._thread.join(UNWIND_S)
         if self._thread.is_alive():
             interrupt(self._thread)
@@ -166,18 +188,26 @@ def raise_stopped(thread: threading.Thread) -> None:
 
 
 class FunctionReport(LocalTrainFnUtils):
-    """`ray.train.report` for a plain function: copies the checkpoint into storage, then waits for the decision."""
+    """`ray.train.report` for a plain function: copies the checkpoint into storage, and waits for the decision when due."""
 
     def __init__(self, attempt: Attempt, trial_id: str, storage: str, checkpoint: Checkpoint | None) -> None:
         super().__init__(experiment_name=trial_id)
         self._attempt, self._trial_id, self._storage, self._count = attempt, trial_id, storage, 0
         self._last_checkpoint = checkpoint
+        self._left = 1  # reports up to and including the next that asks
 
     def report(self, metrics: dict[str, Any], checkpoint: Checkpoint | None = None, *args: Any, **kwargs: Any) -> None:
         metrics = plain_metrics(metrics)
         stored = self._persist(checkpoint) if checkpoint is not None else None
         self._last_checkpoint = stored or self._last_checkpoint
-        if not self._attempt.converse(Report(metrics, self._attempt.relative(stored))):
+        self._left -= 1
+        report = Report(metrics, self._attempt.relative(stored), asks=self._left <= 0)
+        if not report.asks:
+            self._attempt.tell(report)
+            return
+        answer = self._attempt.converse(report)
+        self._left = answer.batch
+        if not answer.goes_on:
             raise TrialStopped()
 
     def _persist(self, checkpoint: Checkpoint) -> Checkpoint:

@@ -21,7 +21,7 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.train.v2._internal.util import bundle_to_remote_args
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from tunelab.engine.ray.messages import Report
+from tunelab.engine.ray.messages import Answer, Report
 from tunelab.engine.ray.worker import POLL_S, WarmWorker
 
 for name in ("controller.controller", "worker_group.worker_group", "failure_handling"):
@@ -99,7 +99,8 @@ class WarmWorkerGroup(WorkerGroup):
     _worker_cls = WarmWorker
     slot: Slot  # set on the subclass that `WarmController` makes
     keep = False  # whether the workers are fit for another trial
-    answer: bool | None = None  # to the last report, on its way to the workers
+    answer: Answer | None = None  # to the last report, on its way to the workers
+    conversation: Conversation | None = None
 
     def _start_impl(self, worker_group_state_builder: Any) -> None:
         context = self._worker_group_context
@@ -190,6 +191,13 @@ class WarmWorkerGroup(WorkerGroup):
         self._world_rank_to_ongoing_poll.clear()
         return [worker.actor.poll_status.remote(answer) for worker in self.get_workers()]
 
+    def _poll_workers_and_collect_errors(self, timeout: float | None) -> list[Any]:
+        statuses = super()._poll_workers_and_collect_errors(timeout)
+        early = getattr(statuses[0], "early", None)
+        if early and self.conversation is not None:
+            self.conversation.early(early)  # before the report that comes after them
+        return statuses
+
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         status = super().poll_status(timeout)
         # Ray Train's error holds the exceptions without their tracebacks.
@@ -238,9 +246,14 @@ class Conversation(ReportCallback):
 
     def after_report(self, training_report: Any, metrics: list[dict[str, Any]]) -> None:
         checkpoint = training_report.checkpoint
-        goes_on = self._attempt.converse(Report(metrics[0], self._attempt.relative(checkpoint)))
+        answer = self._attempt.converse(Report(metrics[0], self._attempt.relative(checkpoint)))
         assert self.controller is not None and self.controller._worker_group is not None
-        self.controller._worker_group.answer = goes_on
+        self.controller._worker_group.answer = answer
+
+    def early(self, reports: list[tuple[dict[str, Any], Any]]) -> None:
+        """Pass on what rank 0 reported without waiting for an answer."""
+        for metrics, checkpoint in reports:
+            self._attempt.tell(Report(metrics, self._attempt.relative(checkpoint), asks=False))
 
 
 class WarmController(TrainController):
@@ -254,7 +267,7 @@ class WarmController(TrainController):
     """
 
     def __init__(self, *, slot: Slot, conversation: Conversation, checkpoint: Any, **kwargs: Any) -> None:
-        self.worker_group_cls = type("SlotWorkerGroup", (WarmWorkerGroup,), {"slot": slot})
+        self.worker_group_cls = type("SlotWorkerGroup", (WarmWorkerGroup,), {"slot": slot, "conversation": conversation})
         kwargs["callbacks"] = [*kwargs["callbacks"], conversation]
         super().__init__(**kwargs)
         conversation.controller = self

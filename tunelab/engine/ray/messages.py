@@ -24,6 +24,8 @@ class Blueprint:
         warm: Whether workers outlive a trial.
         recycle_after: Trials after which workers are replaced, or None.
         max_growth_mb: Growth of a worker's memory after which it is replaced, or None.
+        reports: `"auto"`, `"lockstep"` or `"coalesced"`; see `Pace`.
+        step: Key of the step in the reported metrics, or None when reports are counted.
         work_dir: Local folder under which each rank of each trial gets a working directory.
     """
 
@@ -35,14 +37,35 @@ class Blueprint:
     warm: bool = True
     recycle_after: int | None = None
     max_growth_mb: float | None = None
+    reports: str = "auto"
+    step: str | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report of the trial: rank 0's metrics, and the checkpoint's folder relative to the sweep's storage."""
+    """A report of the trial: rank 0's metrics, and the checkpoint's folder relative to the sweep's storage.
+
+    `asks` says whether the train loop waits for an answer to it, on every rank.
+    """
 
     metrics: dict[str, Any]
     checkpoint: str | None = None
+    asks: bool = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a train loop is told at a report: whether it goes on, and how many reports it makes until it asks again."""
+
+    goes_on: bool
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Reports:
+    """Reports in order; only the last of them may ask."""
+
+    entries: tuple[Report, ...]
 
 
 @dataclass(frozen=True)
@@ -59,4 +82,4 @@ class Heartbeat:
     """The attempt lives and has nothing to say."""
 
 
-Message = Report | Ended | Heartbeat
+Message = Reports | Ended | Heartbeat

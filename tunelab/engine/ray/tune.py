@@ -6,12 +6,14 @@ error is kept, the sweep stopped, and the error raised when Tune has returned.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import ray.tune
@@ -25,8 +27,7 @@ from tunelab.core.failures import Failure
 from tunelab.engine.conductor import Conductor, Launch
 from tunelab.engine.ray.actor import RAY_SETTINGS, TrialActor
 from tunelab.engine.ray.explain import explain
-from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message
-from tunelab.engine.ray.messages import Report as RayReport
+from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message, Reports
 from tunelab.engine.ray.slots import Slot, Slots
 from tunelab.engine.ray.trainers import Shape
 from tunelab.errors import ResourcesError
@@ -68,6 +69,7 @@ class Binding:
         self.each_round = each_round
         self._shape_of, self._static_shape = shape_of, static_shape
         self._running: dict[str, tuple[Launch, Slot]] = {}  # by Tune's trial id
+        self._told: dict[str, float] = {}
         self._waiting: tuple[Launch, Shape] | None = None  # journalled as started, has no slot yet
         self._stopping_since: float | None = None
 
@@ -117,8 +119,9 @@ class Binding:
     def take_message(self, name: str, message: Message) -> bool:
         """Pass a trial's message to the conductor and return whether the trial goes on."""
         launch, _ = self._running[name]
-        if isinstance(message, RayReport):
-            return self.conductor.reported(launch.trial, message.metrics, message.checkpoint)
+        if isinstance(message, Reports):
+            with self.conductor.together():
+                return all(self.conductor.reported(launch.trial, r.metrics, r.checkpoint) for r in message.entries)
         if isinstance(message, Heartbeat):
             if self._out_of_patience():
                 self.conductor.interrupt(launch.trial)
@@ -129,6 +132,15 @@ class Binding:
             self.conductor.failed(launch.trial, message.failure, message.message, message.details)
         return False
 
+    def news_of_until(self, name: str) -> float | None:
+        """The step at which the scheduler next has something to say of a trial, if that has changed; infinity for never."""
+        launch, _ = self._running[name]
+        until = self.conductor.until.get(launch.trial, math.inf)
+        if self._told.get(name) == until:
+            return None
+        self._told[name] = until
+        return until
+
     def _out_of_patience(self) -> bool:
         if not self.conductor.stopping and self.error is None:
             return False
@@ -136,14 +148,14 @@ class Binding:
             self._stopping_since = time.monotonic()
         return self.hurry or self.error is not None or time.monotonic() - self._stopping_since >= GRACE_S
 
-    def died(self, name: str, error: BaseException | None) -> None:
+    def died(self, name: str, details: str) -> None:
         """The trial's process ended, or could not be started."""
         if name in self._running:
-            details = "" if error is None else str(error)
             self.conductor.failed(self._running[name][0].trial, Failure.LOST, "the trial's process died", details)
 
     def gone(self, name: str, *, dead: bool) -> None:
         """The trial is over for Tune."""
+        self._told.pop(name, None)
         launch, slot = self._running.pop(name, (None, None))
         if launch is None or slot is None:
             return
@@ -212,13 +224,17 @@ class TuneScheduler(FIFOScheduler):
                 self._binding.conductor.say(note)
             goes_on = self._binding.take_message(trial.trial_id, result["message"])
         if goes_on:
+            until = self._binding.news_of_until(trial.trial_id)
+            if until is not None:
+                trial.temporary_state.ray_actor.expect.remote(until)  # arrives before the answer
             return TrialScheduler.CONTINUE
         trial.temporary_state.ray_actor.release.remote()  # unwinds the train loop now, not when the next trial comes
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
         with self._binding.keeping_errors():
-            self._binding.died(trial.trial_id, trial.get_error())
+            file = trial.error_file
+            self._binding.died(trial.trial_id, Path(file).read_text() if file and Path(file).is_file() else "")
 
     def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
         """Called in each of Tune's rounds. Tune starts pending trials by itself; a stopping sweep takes them back instead."""

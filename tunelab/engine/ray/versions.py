@@ -38,6 +38,7 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
         "WorkerGroup._get_poll_tasks": ("self",),
         "WorkerGroup._clear_state": ("self",),
         "WorkerGroup.poll_status": ("self", "timeout"),
+        "WorkerGroup._poll_workers_and_collect_errors": ("self", "timeout"),
         "WorkerGroup.shutdown": ("self",),
     },
     "ray.train.v2._internal.execution.worker_group.execution_group": {
@@ -67,6 +68,7 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     },
     "ray.train.v2._internal.execution.checkpoint.sync_actor": {"SynchronizationActor": None},
     "ray.train.v2._internal.execution.context": {
+        "TrainContext._upload_checkpoint": None,
         "TrainRunContext": ("run_config", "train_loop_config", "scaling_config", "backend_config", "dataset_config"),
     },
     "ray.train.v2._internal.execution.failure_handling": {"create_failure_policy": ("failure_config",)},

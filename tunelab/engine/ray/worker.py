@@ -13,47 +13,124 @@ import random
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ray.train import Checkpoint, CheckpointUploadMode
 from ray.train.v2._internal.execution.train_fn_utils import DistributedTrainFnUtils, set_train_fn_utils
 from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, get_train_context
 
 from tunelab import frameworks
-from tunelab.engine.context import CurrentTrial, set_current_trial
+from tunelab.engine.context import CurrentTrial, current_trial, set_current_trial
 from tunelab.engine.hygiene import CleanState, Cleanup
-from tunelab.engine.ray.messages import TrialStopped
+from tunelab.engine.ray.messages import Answer, TrialStopped
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
+TOGETHER_S = 0.02  # how long reports that do not wait are gathered
 
 
-class LockstepReport(DistributedTrainFnUtils):
-    """`ray.train.report` that returns with the decision, or unwinds a stopped train loop."""
+class WorkerReport(DistributedTrainFnUtils):
+    """`ray.train.report` that returns with the decision, or unwinds a stopped train loop.
 
-    def report(self, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    A loop that reports fast is told to make several reports before it waits again (`Pace`). All ranks are told the same number
+    and count, so they wait at the same report. What is reported in between is kept by rank 0 and fetched by the polls.
+    """
+
+    def report(
+        self,
+        metrics: dict[str, Any],
+        checkpoint: Checkpoint | None = None,
+        checkpoint_dir_name: str | None = None,
+        checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+        **options: Any,
+    ) -> None:
         context = get_train_context()
-        inbox, reports = context.tunelab_inbox, context.execution_context.result_queue
-        super().report(plain_metrics(metrics), *args, **kwargs)
-        with reports.not_empty:
-            inbox.waits = True
-            reports.not_empty.notify_all()
-        goes_on = inbox.answers.get()
-        inbox.waits = False
-        if not goes_on:
-            inbox.answers.put(False)  # a loop that swallows the exception and reports again is stopped again
+        inbox, metrics = context.tunelab_inbox, plain_metrics(metrics)
+        inbox.left -= 1
+        if inbox.left > 0 and checkpoint_upload_mode is CheckpointUploadMode.SYNC:
+            self._report_early(context, metrics, checkpoint, checkpoint_dir_name, options)
+            return
+        super().report(metrics, checkpoint, checkpoint_dir_name, checkpoint_upload_mode, **options)
+        answer = inbox.ask(context.execution_context.result_queue)
+        if not answer.goes_on:
+            inbox.answers.put(answer)  # a loop that swallows the exception and reports again is stopped again
             raise TrialStopped()
+
+    @staticmethod
+    def _report_early(
+        context: Any, metrics: dict[str, Any], checkpoint: Checkpoint | None, name: str | None, options: dict[str, Any]
+    ) -> None:
+        context.report_call_index += 1
+        context.tunelab_inbox.unasked += 1
+        if checkpoint is not None:
+            # Ray Train agrees on a name by a round trip. Ranks count alike, so the count is one.
+            name = name or f"checkpoint_{current_trial().attempt:02d}_{context.report_call_index:06d}"  # type: ignore[union-attr]
+            stored = context._upload_checkpoint(
+                name,
+                metrics,
+                checkpoint,
+                options.get("delete_local_checkpoint_after_upload") or False,
+                options.get("checkpoint_upload_fn"),
+            )
+            checkpoint = context.checkpoint = stored.checkpoint
+        with context.report_order_condition:
+            context.current_report_index += 1
+        if context.get_world_rank() == 0:
+            context.tunelab_inbox.keep(metrics, checkpoint, context.execution_context.result_queue)
 
 
 class Inbox:
-    """Answers on their way to the train loop, and what the loop is doing: it waits for one, or has returned."""
+    """Between the train loop's thread and the polls.
+
+    Attributes:
+        answers: To reports, on their way to the loop.
+        left: Reports up to and including the next that waits for an answer.
+        unasked: Reports since the last that waited.
+        early: What rank 0 reported without waiting, in order.
+        waits: Whether the loop waits for an answer.
+        ended: Whether the loop has returned.
+    """
 
     def __init__(self) -> None:
-        self.answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self.left, self.unasked = 1, 0
+        self.early: deque[tuple[dict[str, Any], Checkpoint | None]] = deque()
         self.waits = self.ended = False
+
+    def ask(self, reports: queue.Queue[Any]) -> Answer:
+        """Wait for the answer to the report that was just made."""
+        with reports.not_empty:
+            self.waits = True
+            reports.not_empty.notify_all()
+        answer = self.answers.get()
+        self.waits, self.left, self.unasked = False, answer.batch, 0
+        return answer
+
+    def keep(self, metrics: dict[str, Any], checkpoint: Checkpoint | None, reports: queue.Queue[Any]) -> None:
+        """Keep a report until a poll fetches it."""
+        with reports.not_empty:
+            self.early.append((metrics, checkpoint))
+            if len(self.early) == 1:
+                reports.not_empty.notify_all()
+
+    def fetch(self, *, all_ranks_are_here: bool) -> list[tuple[dict[str, Any], Checkpoint | None]]:
+        """What may be passed on: a checkpoint, and what comes after it, only once all ranks have written their part of it."""
+        found = []
+        while self.early and (all_ranks_are_here or self.early[0][1] is None):
+            found.append(self.early.popleft())
+        return found
+
+
+@dataclass
+class News(WorkerStatus):
+    """What a poll brings back: Ray Train's status, and what was reported without waiting."""
+
+    early: tuple[tuple[dict[str, Any], Any], ...] = ()
 
 
 class WarmWorker(RayTrainWorker):
@@ -72,7 +149,7 @@ class WarmWorker(RayTrainWorker):
         context.checkpoint_upload_threadpool = ThreadPoolExecutor(1)
         context.report_order_condition = threading.Condition()
         context.tunelab_inbox = Inbox()
-        set_train_fn_utils(LockstepReport())
+        set_train_fn_utils(WorkerReport())
 
     def run_train_fn(self, train_fn_ref: Any) -> None:
         """Start the train loop; before the first one, note what the process looks like without any trial."""
@@ -90,20 +167,25 @@ class WarmWorker(RayTrainWorker):
         cleanup = self._clean.restore()
         return replace(cleanup, fit=cleanup.fit and not reasons, reason="; ".join([*reasons, cleanup.reason]).strip("; "))
 
-    def poll_status(self, goes_on: bool | None = None) -> WorkerStatus:
+    def poll_status(self, answer: Answer | None = None) -> WorkerStatus:
         """Deliver the answer to the last report, if there is one, then wait for news for at most `POLL_S`."""
         context = get_train_context()
         inbox, reports = context.tunelab_inbox, context.execution_context.result_queue
         runner = context.execution_context.training_thread_runner
-        if goes_on is not None:
-            inbox.answers.put(goes_on)
+        if answer is not None:
+            inbox.answers.put(answer)
         until = time.monotonic() + POLL_S
         with reports.not_empty:  # the queue's own condition: notified by each report and, by `TrainLoop`, at the end
             # A rank that waits for its answer has no news, and must not hold up the ranks that are still to report.
-            reports.not_empty.wait_for(lambda: reports._qsize() or inbox.waits or inbox.ended, POLL_S)
+            reports.not_empty.wait_for(lambda: reports._qsize() or inbox.early or inbox.waits or inbox.ended, POLL_S)
+            if inbox.early and not reports._qsize():  # a fast loop: let some more come together
+                reports.not_empty.wait_for(lambda: reports._qsize() or inbox.ended, TOGETHER_S)
         while inbox.ended and reports.empty() and runner.is_running() and time.monotonic() < until:
             time.sleep(0.001)  # the loop has returned and its thread is about to end, or still uploads
-        return super().poll_status()
+        # A report that waits has passed the barrier of all ranks, and so has the end of the loop.
+        arrived = inbox.ended or not reports.empty() or context.get_world_size() == 1
+        early = inbox.fetch(all_ranks_are_here=arrived)
+        return News(**vars(super().poll_status()), early=tuple(early))
 
 
 @dataclass(frozen=True)
@@ -134,7 +216,10 @@ class TrainLoop:
         context = get_train_context()
         begin_trial(self.trial, Path(self.work_dir, f"rank{context.get_world_rank()}"))
         try:
-            return self.loop()
+            result = self.loop()
+            if context.tunelab_inbox.unasked and context.get_world_size() > 1:
+                WorkerReport().barrier()  # the last reports count once every rank has made them
+            return result
         except TrialStopped:
             return None
         finally:
