@@ -107,6 +107,14 @@ def test_more_workers_than_the_cluster_has(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize(("address", "told"), [("127.0.0.1:1", "There is no Ray cluster at"), ("nonsense", "HOST:PORT")])
+def test_an_address_at_which_nothing_answers(tmp_path, address, told):
+    write(tmp_path)
+    began = time.monotonic()
+    status, _, stderr = tunelab(tmp_path, "sweep", "bad.py", "--tracking", "none", "--address", address)
+    assert status == 2 and told in stderr and time.monotonic() - began < 30
+
+
 def test_an_objective_that_is_never_reported(tmp_path):
     write(tmp_path, metric="f1")
     status, _, stderr = tunelab(tmp_path, "sweep", "bad.py", "--tracking", "none")

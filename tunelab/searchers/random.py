@@ -35,11 +35,12 @@ class Random:
 
 def untried(space: Space, history: Sequence[Trial], rng: np.random.Generator) -> Config | None:
     """A random configuration that no trial in `history` has, or None when there is none left."""
-    tried = {space.key(trial.config) for trial in history}
+    configs = [trial.config for trial in history]
     for _ in range(REDRAWS):
         config = space.sample(rng)
-        if space.key(config) not in tried:
+        if config not in configs:  # cheap: dictionaries mostly differ in their first value
             return config
+    tried = {space.key(config) for config in configs}
     count = space.count()
     if count is None or count > 2 * len(tried) + 1000:  # endless, or so large that the next draw is almost surely new
         return config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,6 +13,8 @@ import ray
 from tunelab.engine.ray.actor import RAY_SETTINGS
 from tunelab.engine.ray.trainers import Bundle, Shape
 from tunelab.errors import BadInputError, ResourcesError
+
+ANSWER_S = 5.0  # how long a cluster may take to accept a connection
 
 
 @contextmanager
@@ -30,6 +33,8 @@ def connected(address: str, root: str) -> Iterator[None]:
             "Ray client addresses (ray://) are not supported: a sweep's driver has to run on the cluster. "
             f"Run: ray job submit --address http://HOST:8265 --working-dir {root} -- tunelab sweep ... --address auto"
         )
+    if address not in ("local", "auto"):
+        _refuse_silent(address)
     os.environ.update({**RAY_SETTINGS, "RAY_TRAIN_V2_ENABLED": "1"})
     options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
@@ -44,6 +49,23 @@ def connected(address: str, root: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address at which nothing answers; Ray itself would try for minutes.
+
+    Raises:
+        BadInputError: It is not HOST:PORT, or nothing listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise BadInputError(f"--address needs local, auto or HOST:PORT, got '{address}'.")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise BadInputError(
+            f"There is no Ray cluster at address '{address}': {error}. Is it `ray status`'s address?"
+        ) from error
 
 
 def nodes() -> list[Bundle]:
