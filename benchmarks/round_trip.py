@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import peers
@@ -37,7 +38,8 @@ def main() -> None:
                 train_loop_config={"reports": reports, "out": str(ours)},
                 scaling_config=ray.train.ScalingConfig(num_workers=2),
             )
-            sweep(experiment("round-trip", trainer, trials=1, last_step=reports), bench.home("runs"))
+            made = experiment("round-trip", trainer, trials=1, last_step=reports)
+            sweep(replace(made, reports="lockstep"), bench.home("runs"))
         with cluster(4, ours=False):
             note(f"stock, {peer_reports} reports")
             config = {"reports": peer_reports, "out": str(stock)}
