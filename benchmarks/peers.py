@@ -15,6 +15,7 @@ from ray.train.torch import TorchTrainer
 
 # The fastest that Tune can be made: no CSV, JSON or TensorBoard files, no snapshots of the experiment's state.
 LEAN = {"TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1", "TUNE_GLOBAL_CHECKPOINT_S": "1000000000"}
+QUIET = {"RAY_AIR_NEW_OUTPUT": "0"}
 
 
 class Clock(ray.tune.Callback):
@@ -58,7 +59,8 @@ def torch_trials(loop: Callable[..., Any], config: dict[str, Any], *, trials: in
         tune_config=ray.tune.TuneConfig(num_samples=trials, max_concurrent_trials=1),
         run_config=ray.tune.RunConfig(name="tune", storage_path=storage, callbacks=[clock], verbose=0),
     )
-    failed = [result.error for result in tuner.fit() if result.error is not None]
+    with _settings(QUIET):
+        failed = [result.error for result in tuner.fit() if result.error is not None]
     assert not failed, failed[0]
     return clock
 
@@ -79,7 +81,7 @@ def class_trials(body: Callable[[], dict[str, Any]], *, trials: int, folder: Pat
         def save_checkpoint(self, checkpoint_dir: str) -> None:  # Tune saves at a trial's end, and fails without this
             pass
 
-    with _settings(LEAN):
+    with _settings({**LEAN, **QUIET}):
         tuner = ray.tune.Tuner(
             Body,
             param_space={"x": ray.tune.uniform(0.0, 1.0)},

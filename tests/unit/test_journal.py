@@ -330,3 +330,20 @@ class TestHome:
         stored = [events.sweep_created(sweep="a.1", experiment=h.experiment(), facts={"storage": "s3://bucket/x"})]
         folder = h.write(tmp_path, stored, "a.1")
         assert folder.checkpoint(folder.load(), "0000/c") == "s3://bucket/x/a.1/0000/c"
+
+
+def test_a_journal_that_was_removed_is_noticed_at_the_next_event(tmp_path):
+    journal = Journal.create(tmp_path / "journal.sqlite", h.created()[0])
+    (tmp_path / "journal.sqlite").unlink()
+    with pytest.raises(JournalError, match="has been removed"):
+        journal.append(h.session())
+
+
+def test_events_appended_together_are_durable_all_or_none(tmp_path):
+    path = tmp_path / "journal.sqlite"
+    journal = Journal.create(path, h.created()[0])
+    with journal.together():
+        for event in h.trial(0, [0.1, 0.2]):
+            journal.append(event)
+        assert len(list(read_events(path))) == 1, "a reader sees half of what belongs together"
+    assert len(list(read_events(path))) == 1 + len(h.trial(0, [0.1, 0.2]))

@@ -54,6 +54,8 @@ class Journal:
         """Make `event` durable and return it with its position and time."""
         at = self._clock()
         data = json.dumps(event.data, separators=(",", ":"))
+        if not self.path.exists():  # SQLite would go on writing to the deleted file
+            raise JournalError(f"The journal {self.path} has been removed: what happens from now on would be lost.")
         with self._errors():
             cursor = self._connection.execute(
                 "INSERT INTO events (at, kind, trial, data) VALUES (?, ?, ?, ?)", (at, event.kind, event.trial, data)
