@@ -19,7 +19,6 @@ from typing import Any
 import pyarrow.fs
 from ray.train import Checkpoint
 from ray.train.v2._internal.execution.failure_handling import create_failure_policy
-from ray.train.v2._internal.execution.scaling_policy import create_scaling_policy
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 from ray.train.v2._internal.util import ObjectRefWrapper
 
@@ -27,7 +26,7 @@ from tunelab.engine.conductor import Launch
 from tunelab.engine.context import CurrentTrial, set_current_trial
 from tunelab.engine.ray import trainers
 from tunelab.engine.ray.explain import explain
-from tunelab.engine.ray.group import Conversation, Slot, WarmController
+from tunelab.engine.ray.group import Conversation, PlacedScalingPolicy, Slot, WarmController
 from tunelab.engine.ray.messages import Answer, Blueprint, Ended, Heartbeat, Message, Report, Reports, TrialStopped
 from tunelab.engine.ray.pace import Pace
 from tunelab.engine.ray.worker import TrainLoop, begin_trial, plain_metrics
@@ -144,7 +143,7 @@ def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Bluepri
         checkpoint=open_checkpoint(blueprint.storage, launch.checkpoint),
         train_fn_ref=ObjectRefWrapper(loop),
         train_run_context=trainer.train_run_context,
-        scaling_policy=create_scaling_policy(trainer.scaling_config),
+        scaling_policy=PlacedScalingPolicy(trainer.scaling_config),
         failure_policy=create_failure_policy(trainer.run_config.failure_config),
         callbacks=_callbacks(trainer),
     )

@@ -14,6 +14,7 @@ from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import Check
 from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import FinishedState, ShuttingDownState
+from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 from ray.train.v2._internal.execution.worker_group.worker import Worker
@@ -90,6 +91,16 @@ class TrialPlacementGroup:
         return True
 
     def shutdown(self) -> None:
+        pass
+
+
+class PlacedScalingPolicy(FixedScalingPolicy):
+    """A fixed number of workers whose placement group exists already, so that no autoscaler (a process more) is asked."""
+
+    def after_controller_start(self, train_run_context: Any) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
         pass
 
 

@@ -72,7 +72,10 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
         "TrainRunContext": ("run_config", "train_loop_config", "scaling_config", "backend_config", "dataset_config"),
     },
     "ray.train.v2._internal.execution.failure_handling": {"create_failure_policy": ("failure_config",)},
-    "ray.train.v2._internal.execution.scaling_policy": {"create_scaling_policy": ("scaling_config",)},
+    "ray.train.v2._internal.execution.scaling_policy": {
+        "FixedScalingPolicy.after_controller_start": ("self", "train_run_context"),
+        "FixedScalingPolicy._maybe_send_resource_request": ("self",),
+    },
     "ray.train.v2._internal.execution.train_fn_utils": {
         "DistributedTrainFnUtils.report": None,
         "LocalTrainFnUtils.report": None,
