@@ -59,12 +59,14 @@ import time
 
 import ray.tune
 
+STORAGE = sys.argv[1]
+
 
 def trial(config):
     from ray.tune.integration.ray_train import TuneReportCallback
 
     run = ray.train.RunConfig(
-        name=f"train-{ray.tune.get_context().get_trial_id()}", storage_path=sys.argv[1], callbacks=[TuneReportCallback()]
+        name=f"train-{ray.tune.get_context().get_trial_id()}", storage_path=STORAGE, callbacks=[TuneReportCallback()]
     )
     scaling = ray.train.ScalingConfig(num_workers=2)
     TorchTrainer(train, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
@@ -85,7 +87,7 @@ if __name__ == "__main__":
         trial,
         param_space={"lr": ray.tune.loguniform(1e-3, 1e-1)},
         tune_config=ray.tune.TuneConfig(num_samples=1),
-        run_config=ray.tune.RunConfig(storage_path=sys.argv[1], callbacks=[Clock()]),
+        run_config=ray.tune.RunConfig(storage_path=STORAGE, callbacks=[Clock()]),
     ).fit()
 """
 )

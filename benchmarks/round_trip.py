@@ -29,7 +29,7 @@ def train(config):
 
 def main() -> None:
     with benchmark(__file__, __doc__) as bench:
-        reports, peer_reports = (100, 3) if bench.quick else (500, 10)
+        reports, peer_reports = (100, 5) if bench.quick else (500, 12)
         ours, stock = bench.folder / "ours.json", bench.folder / "stock.json"
         with cluster(2, ours=True):
             note(f"tunelab, {reports} reports")

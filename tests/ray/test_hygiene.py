@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import ray.train
@@ -140,7 +141,7 @@ def test_no_trial_sees_what_another_has_left_in_its_worker(bench, tmp_path):
         assert after == [name], f"{name}: the case shows nothing"
 
     # What cannot be put back costs a worker, the rest does not.
-    replaced = {one["left"] for one, following in zip(told, told[1:], strict=False) if one["pid"] != following["pid"]}
+    replaced = {one["left"] for one, following in pairwise(told) if one["pid"] != following["pid"]}
     assert replaced <= {"interop", "thread", "daemon", "pool"}
     assert {"interop", "thread", "daemon"} <= replaced
     assert max(Counter(one["pid"] for one in told).values()) >= 13

@@ -90,11 +90,12 @@ class CleanState:
         during a trial, is taken for the trial's.
         """
         _adopt_orphans()
+        _installed()  # it imports, which a trial may have made impossible
         return cls()
 
     def restore(self) -> Cleanup:
         """Put back what can be, end what still runs, and say whether that is enough. Milliseconds, unless something must be
-        waited for: then up to three times `END_S`. Never raises.
+        waited for: then up to a few times `END_S`. Never raises.
         """
         self.restored: list[str] = []
         self.leftovers: list[str] = []
@@ -157,11 +158,14 @@ class CleanState:
         alive = [child for child in found if not child.ended]
         self.leftovers += [f"child process {child.pid} ({child.command}) still ran and was ended" for child in alive]
         if pooled & {child.pid for child in alive}:
-            # Whoever started them still holds on to them: it may start them again, or fail when the next trial uses it.
+            # Whoever started them still holds on to them, and would fail or hang when the next trial used it.
             self.reasons.append("a multiprocessing pool or process of the trial's was still in use")
-        _end(found)
-        if left := [child for child in _children() if child.pid not in spared and _is_alive(child)]:
-            self.reasons.append(f"{len(left)} child processes cannot be ended or come back")
+            _stop_pools()
+        for _ in range(3):  # one may have started another in the meantime
+            _end(found)
+            found = [child for child in _children() if child.pid not in spared and _is_alive(child)]
+        if found:
+            self.reasons.append(f"{len(found)} child processes cannot be ended or come back")
 
     def _measure(self) -> None:
         _return_free_memory()
@@ -276,6 +280,12 @@ def _affinity() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 
 
+def _stack_size() -> int:
+    size = threading.stack_size()  # which sets it to the default
+    threading.stack_size(size)
+    return size
+
+
 def _set_limits(limits: list[tuple[int, tuple[int, int]]]) -> None:
     for kind, limit in limits:
         resource.setrlimit(kind, limit)
@@ -292,7 +302,7 @@ class _Settings:
         "switch interval": (sys.getswitchinterval, sys.setswitchinterval),
         "tracing of threads": (threading.gettrace, threading.settrace),
         "profiling of threads": (threading.getprofile, threading.setprofile),
-        "stack size of threads": (threading.stack_size, threading.stack_size),
+        "stack size of threads": (_stack_size, threading.stack_size),
         "socket timeout": (socket.getdefaulttimeout, socket.setdefaulttimeout),
         "garbage collection": (gc.isenabled, lambda clean: gc.enable() if clean else gc.disable()),
         "garbage collection's thresholds": (gc.get_threshold, lambda clean: gc.set_threshold(*clean)),
@@ -511,27 +521,36 @@ def _writes_to_output(handler: logging.Handler) -> bool:
 def _disturbs(thread: threading.Thread) -> bool:
     """Whether a thread keeps the process from being as good as new.
 
-    One that would hold up the end of the process does, unless it is a pool's and has nothing to do. A library's thread in
-    the background, such as a progress bar's, does not; one that runs code from outside the libraries does.
+    A library's thread in the background, such as a progress bar's, does not, nor a pool's that has nothing to do. All others
+    do: they run the user's code, or would hold up the end of the process, or nobody can tell whose they are. Threads that a
+    trial starts are daemons, because its own thread is one, so that alone says nothing.
     """
     frame = sys._current_frames().get(thread.ident or 0)
     if frame is None:
         return False  # it has ended
     if thread in pool_threads._threads_queues:
-        return frame.f_code is not pool_threads._worker.__code__
-    if not thread.daemon:
-        return True
+        waits = frame.f_code is pool_threads._worker.__code__ and frame.f_locals.get("work_item") is None
+        return not (waits and pool_threads._threads_queues[thread].empty())
     target = getattr(thread, "_target", None) or getattr(thread, "function", None)  # of Thread, of Timer
-    code = [getattr(target, "__code__", None)]
+    code = getattr(target, "__code__", None)
+    files = [] if code is None else [code.co_filename]
     while frame is not None:
-        code.append(frame.f_code)
+        files.append(frame.f_code.co_filename)
         frame = frame.f_back
-    return any(not _is_library(one.co_filename) for one in code if one is not None)
+    return not (thread.daemon and all(map(_is_library, files)) and any(_in_folder(file, _THREADED) for file in files))
+
+
+_SITE = ("site-packages", "dist-packages")
+_THREADED = (*_SITE, "multiprocessing", "concurrent", "asyncio")  # the standard library's that do their work in threads
 
 
 def _is_library(file: str | None) -> bool:
     """Whether code is installed, built in, or tunelab's, and so not the user's."""
-    return file is None or file.startswith(("<frozen", *_installed())) or "site-packages" in file
+    return file is None or file.startswith(("<frozen", *_installed())) or _in_folder(file, _SITE)
+
+
+def _in_folder(file: str, names: tuple[str, ...]) -> bool:
+    return any(f"{os.sep}{name}{os.sep}" in file for name in names)
 
 
 @cache
@@ -634,6 +653,14 @@ def _stop_fork_server() -> None:
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     if server is not None and server._forkserver_pid is not None:
         server._stop()
+
+
+def _stop_pools() -> None:
+    """Keep pools from starting new processes in place of those that are ended."""
+    pools = sys.modules.get("multiprocessing.pool")
+    for thread in threading.enumerate():
+        if pools is not None and getattr(thread, "_target", None) == pools.Pool._handle_workers:
+            setattr(thread, "_state", pools.TERMINATE)  # noqa: B010
 
 
 def _adopt_orphans() -> None:
