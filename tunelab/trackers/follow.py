@@ -204,7 +204,7 @@ def main(make: Callable[[Tracking], Tracker], argv: list[str] | None = None) -> 
     inbox = Inbox(0, args.parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes our stdin
     signal.signal(signal.SIGTERM, inbox.end)
-    os.nice(10)
+    os.nice(19)  # below the workers, which Ray starts at 15
     rest = "The rest follows at the next `tunelab resume`."
     try:
         tracking = Tracking.from_json(json.loads(args.tracking))

@@ -151,7 +151,9 @@ class Binding:
     def died(self, name: str, details: str) -> None:
         """The trial's process ended, or could not be started."""
         if name in self._running:
-            self.conductor.failed(self._running[name][0].trial, Failure.LOST, "the trial's process died", details)
+            lines = [line.strip() for line in details.splitlines() if line.strip()]
+            why = f": {lines[-1]}" if lines else ""
+            self.conductor.failed(self._running[name][0].trial, Failure.LOST, f"the trial's process died{why}", details)
 
     def gone(self, name: str, *, dead: bool) -> None:
         """The trial is over for Tune."""

@@ -48,6 +48,7 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
         "RayTrainWorker.__init__": ("self",),
         "RayTrainWorker.init_train_context": None,
         "RayTrainWorker.run_train_fn": ("self", "train_fn_ref"),
+        "RayTrainWorker.execute": None,
         "RayTrainWorker.poll_status": ("self",),
         "RayTrainWorker.get_metadata": ("self",),
         "RayTrainWorker.shutdown": ("self",),

@@ -10,6 +10,7 @@ import numbers
 import os
 import queue
 import random
+import socket
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from tunelab.engine.hygiene import CleanState, Cleanup
 from tunelab.engine.ray.messages import Answer, TrialStopped
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
+LISTENS_S = 5.0  # longest that a rank waits for rank 0; Torch itself waits on
 TOGETHER_S = 0.02  # how long reports that do not wait are gathered
 
 
@@ -151,6 +153,12 @@ class WarmWorker(RayTrainWorker):
         context.tunelab_inbox = Inbox()
         set_train_fn_utils(WorkerReport())
 
+    def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run something in this process, as Ray Train's backends ask."""
+        if fn.__name__ == "_setup_torch_process_group" and kwargs.get("world_rank") and kwargs.get("init_method") == "env://":
+            _wait_for_rank_zero()
+        return super().execute(fn, *args, **kwargs)
+
     def run_train_fn(self, train_fn_ref: Any) -> None:
         """Start the train loop; before the first one, note what the process looks like without any trial."""
         train_fn = train_fn_ref.get()  # imports what the loop needs
@@ -186,6 +194,20 @@ class WarmWorker(RayTrainWorker):
         arrived = inbox.ended or not reports.empty() or context.get_world_size() == 1
         early = inbox.fetch(all_ranks_are_here=arrived)
         return News(**vars(super().poll_status()), early=tuple(early))
+
+
+def _wait_for_rank_zero() -> None:
+    """Wait until rank 0 listens. All ranks are told to connect at once, and Torch's client, where it comes first, sleeps
+    for 0.3 s and more before it tries again.
+    """
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    until = time.monotonic() + LISTENS_S
+    while time.monotonic() < until:
+        try:
+            socket.create_connection(address, timeout=LISTENS_S).close()
+            return
+        except OSError:
+            time.sleep(0.001)
 
 
 @dataclass(frozen=True)
