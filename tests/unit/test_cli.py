@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -19,9 +21,11 @@ from click.testing import CliRunner
 
 import tunelab
 from tests.unit import histories as h
-from tunelab.cli import VERBS, cli
-from tunelab.cli.watch import LiveTable, PlainLines, View, estimate_left_s, footer, make_watcher, table
-from tunelab.errors import BadInputError, NoCheckpointError, SweepLockedError
+from tunelab.cli import VERBS, cli, common, running
+from tunelab.cli import sweep as sweep_verb
+from tunelab.cli.watch import LiveTable, PlainLines, View, cut, estimate_left_s, footer, make_watcher, table
+from tunelab.engine.conductor import FAR_ENOUGH
+from tunelab.errors import BadInputError, NoCheckpointError, SweepLockedError, UnfinishedSweepError
 from tunelab.journal import SweepState, events
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tunelab.__file__).parents[1])}
@@ -199,6 +203,24 @@ class TestHome:
         (tmp_path / "pyproject.toml").write_text(content)
         assert message in run("ls", status=2).stderr
 
+    @pytest.mark.parametrize("args", [["ls"], ["show", "x"], ["sweep", "x.py"], ["resume", "x"], ["export", "x", "--to", "y"]])
+    @pytest.mark.parametrize("where", ["file", "file/below"])
+    def test_a_file_is_no_home(self, home, tmp_path, args, where):
+        (tmp_path / "file").write_text("")
+        assert run(*args, "--home", where, status=2).stderr == "--home needs a folder, and file is a file.\n"
+
+    def test_a_suggested_command_finds_the_home_that_was_given(self, sweep, tmp_path):
+        assert common.suggest("show", sweep) == "tunelab show digits-mlp.1"
+        elsewhere = h.write(tmp_path / "my runs", h.created())
+        assert common.suggest("show", elsewhere, short=True) == f"tunelab show digits-mlp --home '{tmp_path}/my runs'"
+        assert "tunelab sweep FILE --home none" in run("ls", "--home", "none").stderr
+        (tmp_path / "pyproject.toml").write_text('[tool.tunelab]\nhome = "my runs"\n')
+        assert common.suggest("show", elsewhere) == "tunelab show digits-mlp.1"
+
+    def test_an_older_sweep_is_suggested_by_its_own_name(self, sweep, home):
+        h.write(home, h.created("digits-mlp.2"), "digits-mlp.2")
+        assert common.suggest("compare", sweep, short=True) == "tunelab compare digits-mlp.1"
+
     def test_an_unknown_sweep_gets_a_suggestion(self, sweep):
         assert "Did you mean 'digits-mlp'?" in run("show", "digits-mpl", status=2).stderr
 
@@ -309,11 +331,152 @@ class TestCompareBestWhy:
 
     def test_a_name_with_brackets_is_printed_as_it_is_on_a_terminal_too(self, home, monkeypatch):
         pytest.importorskip("rich")
-        from tunelab.cli import common
-
         monkeypatch.setattr(sys, "stdout", terminal := Terminal())
         common.show_table(["a"], [["[bold]x[/bold] \\[y"]])
         assert "[bold]x[/bold]" in terminal.getvalue()
+
+
+INTERRUPTED = [
+    *h.created(trials=12),
+    *h.trial(0, [0.90, 0.95], origin="baseline"),
+    *h.trial(1, [0.80], end="stopped"),
+    *h.trial(2, [0.97], end=None),
+    *h.trial(3, [0.97], end=None, checkpoint=False),
+    *h.trial(4, [], end=None),
+    *(events.attempt_ended(number, attempt=1, outcome="interrupted", message="Ctrl-C") for number in (2, 3, 4)),
+    events.session_ended(outcome="interrupted", reason="Ctrl-C"),
+]
+
+
+class TestSummary:
+    def tell(self, capsys, home, told, outcome, reason):
+        folder = h.write(home, told)
+        done = SimpleNamespace(folder=folder, state=folder.load(), outcome=outcome, reason=reason, tracked=True)
+        status = running.tell(done, False)
+        return status, capsys.readouterr().err.splitlines()
+
+    def test_an_interruption_counts_every_trial_and_says_where_each_is(self, capsys, home):
+        status, lines = self.tell(capsys, home, INTERRUPTED, "interrupted", "Ctrl-C")
+        assert status == 130
+        assert lines[0] == (
+            "interrupted: Ctrl-C. 3 interrupted "
+            "(0002 at epoch 1; 0003 at epoch 1, no checkpoint; 0004 before the first epoch). "
+            "Go on:  tunelab resume digits-mlp.1"
+        )
+        assert lines[1].startswith("5 trials in 0:")
+        assert lines[1].endswith(": 1 completed, 1 stopped early, 3 interrupted")
+        assert len(lines) == 2
+
+    def test_only_kinds_that_occurred_are_counted_and_infeasible_ones_are_trials_too(self, capsys, home):
+        told = [*h.created(trials=1), *h.trial(0, [0.9]), *h.trial(1, [], end="infeasible")]
+        _, lines = self.tell(capsys, home, told, "finished", "all 1 trials have ended")
+        assert lines[0].startswith("2 trials in ")
+        assert lines[0].endswith(": 1 completed, 1 infeasible")
+
+    def test_after_a_finished_sweep_the_next_steps_are_told(self, capsys, home):
+        _, lines = self.tell(capsys, home, [*h.created(trials=1), *h.trial(0, [0.9])], "finished", "all 1 trials have ended")
+        assert [line.split(maxsplit=1)[-1] for line in lines[1:2]] == ["tunelab compare digits-mlp"]
+        assert lines[2].strip() == "tunelab export digits-mlp --to model/"
+
+    def test_nothing_to_export_is_not_suggested(self, capsys, home):
+        told = [*h.created(trials=1), *h.trial(0, [0.9], checkpoint=False)]
+        assert "export" not in "".join(self.tell(capsys, home, told, "finished", "all 1 trials have ended")[1])
+
+    def test_a_sweep_that_ends_before_its_budget_says_why(self, capsys, home):
+        told = [*h.created(trials=9), *h.trial(0, [0.9])]
+        _, lines = self.tell(capsys, home, told, "finished", "the searcher has nothing left to propose")
+        assert lines[0] == "digits-mlp.1 ended before its budget of 9 trials: the searcher has nothing left to propose"
+
+
+class TestResume:
+    def test_fewer_trials_than_there_are_is_refused(self, home, sweep):
+        assert run("resume", "digits-mlp", "--trials", "3", status=2).stderr == "4 trials exist already; --trials 3 is fewer\n"
+        h.write(home, INTERRUPTED, "cut.1")
+        assert run("resume", "cut", "--trials", "4", status=2).stderr == "5 trials exist already; --trials 4 is fewer\n"
+
+    def test_what_is_to_come_follows_from_the_budget_in_force(self):
+        told = running.goes_on(h.state(INTERRUPTED), {"trials": 7})
+        assert told.startswith("digits-mlp.1: 2 ended stay; 0002 goes on from epoch 1; 0003 starts from the beginning; ")
+        assert told.endswith("; 2 to come.")
+
+
+class TestSweep:
+    @pytest.fixture
+    def unfinished(self, home):
+        told = h.created(trials=12)
+        told[0].data["facts"]["overrides"] = {"max_steps": 3, "sets": ["width=16"]}
+        return h.write(home, [*told, events.session_ended(outcome="interrupted", reason="Ctrl-C")])
+
+    @pytest.fixture
+    def asked(self, monkeypatch):
+        """On a terminal, where the default is taken."""
+        asked = []
+        monkeypatch.setattr(sys, "stdin", Terminal())
+        monkeypatch.setattr(click, "confirm", lambda text, default, **_: asked.append(text) or default)
+        return asked
+
+    @pytest.mark.parametrize("changes", [{}, {"trials": 9}, {"max_steps": 3}, {"seed": 0, "sets": ["width=16"]}])
+    def test_the_same_flags_go_on_with_it(self, unfinished, asked, changes):
+        assert sweep_verb._decide(unfinished, None, changes) == "resume"
+        assert asked == ["digits-mlp.1 of this experiment is unfinished (0 of 12). Go on with it?"]
+        assert sweep_verb._decide(unfinished, "resume", changes) == "resume"
+
+    def test_other_flags_take_another_sweep_which_is_not_started_unasked(self, unfinished, asked):
+        changes = {"seed": 1, "max_steps": 3, "sets": ["width=17"]}
+        with pytest.raises(UnfinishedSweepError, match=r"Nothing was started. To go on with it:  tunelab resume digits-mlp.1"):
+            sweep_verb._decide(unfinished, None, changes)
+        assert asked == [
+            "digits-mlp.1 of this experiment is unfinished (0 of 12) and was started with other flags (--seed, --set). "
+            "Start another?"
+        ]
+        with pytest.raises(BadInputError, match=r"other flags \(--seed, --set\).*--new"):
+            sweep_verb._decide(unfinished, "resume", changes)
+
+    def test_another_is_started_when_that_is_the_answer(self, unfinished, asked, monkeypatch):
+        monkeypatch.setattr(click, "confirm", lambda *_, **__: True)
+        assert sweep_verb._decide(unfinished, None, {"seed": 1}) == "new"
+
+    def test_without_a_terminal_both_ways_are_told(self, unfinished, monkeypatch):
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        with pytest.raises(UnfinishedSweepError, match=r"\(--seed\).*tunelab resume digits-mlp.1.*--new"):
+            sweep_verb._decide(unfinished, None, {"seed": 1})
+
+    @pytest.mark.parametrize("name", ["digits-mlp", "digits-mlp.1"])
+    def test_a_sweeps_name_in_place_of_a_file(self, sweep, name):
+        assert run("sweep", name, status=2).stderr.endswith(f"\nA sweep of this name exists: tunelab resume {name}\n")
+        assert "A sweep of this name" not in run("sweep", "digits", status=2).stderr
+
+
+CHECKED = """
+from tunelab import FIFO, Budget, Experiment, Export, Float, Objective, Random
+
+class Trainer:
+    train_loop_config = {"epochs": 20}
+    def fit(self): ...
+
+experiment = Experiment(
+    name="toy", trainer=Trainer(), space={"lr": Float(1e-4, 1e-1, log=True)}, searcher=Random(), scheduler=FIFO(),
+    budget=Budget(trials=4), objective=Objective("accuracy", step="epoch", last_step="epochs"), export=EXPORT,
+)
+"""
+EXPORT = 'Export(build=lambda config: None, weights=("state.pt", "model"), example=lambda: [])'
+
+
+@pytest.mark.parametrize(
+    ("export", "flags", "status"),
+    [("None", [], 0), (EXPORT, ["--no-export"], 0), (EXPORT, [], 1)],
+    ids=["none", "flag", "asked"],
+)
+def test_check_of_a_loop_without_checkpoints_fails_only_where_one_is_needed(home, tmp_path, monkeypatch, export, flags, status):
+    (tmp_path / "toy.py").write_text(CHECKED.replace("EXPORT", export))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    state = h.state([*h.created(), *h.trial(0, [0.9], end=None, checkpoint=False)])
+    done = SimpleNamespace(state=state, outcome="interrupted", reason=FAR_ENOUGH, folder=None)
+    monkeypatch.setattr("tunelab.engine.sweeping.start", lambda plan: done)
+    monkeypatch.setattr("tunelab.engine.ray.cluster.connected", lambda *_: contextlib.nullcontext())
+    result = run("check", "toy.py", *flags, status=status)
+    assert "nothing could be resumed or exported" in result.output
+    assert ("reports accuracy at epoch 1\n--  no checkpoint" in result.stdout) is (status == 0)
 
 
 class Terminal(io.StringIO):
@@ -346,7 +509,7 @@ class TestWatch:
             (100, 10, 10, None, 0),
             (100, 1, 32, None, None),
             (100, 0, 32, 600, None),
-            (100, 1, 32, 600, 500),
+            (100, 1, 32, 600, None),
             (700, 10, 32, 600, 0),
             (0, 0, 32, None, None),
         ],
@@ -388,6 +551,65 @@ class TestWatch:
         view.take(state, told[-1])
         assert (view.ended, view.stopped, list(view.running)) == (2, 1, [])
         assert view.best(state) == "best 0002 0.9700@1"
+
+    def test_interrupted_trials_stay_in_the_table_and_nothing_is_left_after_the_end(self):
+        view, state = View(), SweepState()
+        for event in h.stored(INTERRUPTED):
+            state.apply(event)
+            view.take(state, event)
+        lines = table(view, state, 10)
+        assert [line.split()[:2] for line in lines[1:]] == [
+            ["0000", "done"], ["0001", "stopped"], ["0002", "interrupted"], ["0003", "interrupted"], ["0004", "interrupted"],
+        ]  # fmt: skip
+        assert "left" not in footer(view, state, now=state.last_at)
+
+    def test_what_does_not_fit_ends_in_an_ellipsis(self):
+        assert cut("needed 0.9422", 13) == "needed 0.9422"
+        assert cut("needed 0.9422", 12) == "needed 0.94…"
+        assert cut("needed 0.9422", 8) == "needed…"
+
+    def test_a_narrow_terminal_cuts_rows_and_wraps_sentences_at_words(self, monkeypatch):
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "50")
+        stream = Terminal()
+        with LiveTable(stream, clock=lambda: 0.0) as watcher:
+            follow(watcher, self.TOLD)
+            watcher.say("stopping at the next report; again to stop now, or wait until it is done")
+        lines = stream.getvalue().replace("\r", "\n").splitlines()
+        assert all(len(line) < 50 for line in lines if line.startswith("000"))
+        assert any(line.startswith("0001") and line.endswith("…") for line in lines)
+        assert any(line.rstrip().endswith("again to stop now, or") for line in lines)
+
+    def test_the_last_table_leaves_the_footer_to_the_summary(self, monkeypatch):
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("COLUMNS", "100")
+        stream = Terminal()
+        with LiveTable(stream, clock=lambda: 0.0) as watcher:
+            follow(watcher, self.TOLD)
+        assert "0002" in stream.getvalue()
+        assert "ended" not in stream.getvalue()
+
+    def test_plain_lines_leave_the_last_footer_to_the_summary(self):
+        stream = io.StringIO()
+        with PlainLines(stream) as watcher:
+            follow(watcher, [*h.created(trials=2), *h.trial(0, [0.9]), *h.trial(1, [0.8])])
+        lines = stream.getvalue().splitlines()
+        assert "| 1 of 2 ended |" in lines[2].replace("best 0000 0.9000@1 ", "")
+        assert lines[-1] == "0001 completed at epoch 1: accuracy 0.8000"
+
+    @pytest.mark.parametrize("last", [True, False])
+    def test_plain_lines_tell_a_failure_once(self, last):
+        stream = io.StringIO()
+        told = [
+            *h.created(),
+            *h.trial(0, [], end=None),
+            events.attempt_ended(0, attempt=1, outcome="failed", failure="no report", message="it reported nothing"),
+            *([events.finished(0, status="failed", reason="no report: it reported nothing")] if last else []),
+        ]
+        with PlainLines(stream, clock=lambda: 1_000.0) as watcher:
+            follow(watcher, told)
+        (line,) = [line for line in stream.getvalue().splitlines() if "it reported nothing" in line]
+        assert line.startswith("0000 failed (no report" if last else "0000 attempt 1 no report")
 
     def test_the_best_follows_failures_and_deletions(self):
         told = [
@@ -454,7 +676,7 @@ class TestWatch:
         draws = []
         with LiveTable(stream, clock=lambda: now[0]) as watcher:
             original = watcher._draw
-            watcher._draw = lambda: (draws.append(now[0]), original())
+            watcher._draw = lambda **how: (draws.append(now[0]), original(**how))
             state = SweepState()
             for event in h.stored(self.TOLD):
                 state.apply(event)
@@ -462,7 +684,7 @@ class TestWatch:
                 watcher.changed(state, event)
             watcher.say("stopping at the next report")
         assert all(b - a >= 0.25 for a, b in pairwise(draws[:-1]))
-        assert "best 0002 0.9700@1" in stream.getvalue()
+        assert "best 0000 0.9" in stream.getvalue()
         assert "stopping at the next report" in stream.getvalue()
         assert capsys.readouterr().out == ""
 

@@ -201,10 +201,25 @@ def test_reports_without_the_objective_are_told_once_and_named_at_the_end(rig):
     assert rig.conductor.reported(0, {"epoch": 2, "acc": 0.5}, None)
     assert rig.said == ["0000 reported epoch, loss without score: such reports are not recorded"]
     rig.conductor.completed(0)
-    assert rig.trial().reason == (
-        "no report: the train loop returned without reporting 'score' and 'epoch'; it reported acc, epoch, loss"
-    )
+    assert rig.trial().reason == ("no report: the train loop returned without reporting 'score'. It reported acc, epoch, loss")
     assert rig.conductor.end() == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("reports", "told"),
+    [
+        ([{"epoch": 1, "scoer": 3.0}], "reporting 'score'. Did you mean 'scoer'? It reported epoch, scoer"),
+        ([{"Epoch": 1, "loss": 3.0}], "reporting 'score' and 'epoch'. Did you mean 'Epoch'? It reported Epoch, loss"),
+        ([{"epoch": 1}, {"score": 1.0}], "a report with a value of 'score' and 'epoch'. It reported epoch, score"),
+        ([], "reporting 'score' and 'epoch'. It reported nothing"),
+    ],
+)
+def test_only_what_is_missing_is_named(rig, reports, told):
+    rig.conductor.next_launch()
+    for metrics in reports:
+        rig.conductor.reported(0, metrics, None)
+    rig.conductor.completed(0)
+    assert rig.trial().reason == f"no report: the train loop returned without {told}"
 
 
 def test_the_baseline_is_first_and_never_stopped(tmp_path):
@@ -282,11 +297,19 @@ def test_a_step_that_goes_back_ends_the_trial_and_keeps_what_it_reported(rig):
     assert [report.step for report in rig.trial().reports] == [1, 2, 3] and rig.trial().kept()
 
 
-@pytest.mark.parametrize("metrics", [{"epoch": 1, "score": "high"}, {"epoch": "one", "score": 1.0}])
+@pytest.mark.parametrize(
+    "metrics",
+    [
+        {"epoch": 1, "score": "high"},
+        {"epoch": "one", "score": 1.0},
+        {"epoch": math.nan, "score": 1.0},
+        {"epoch": math.inf, "score": 1.0},
+    ],
+)
 def test_an_objective_or_step_that_is_no_number_ends_that_trial_alone(rig, metrics):
     rig.conductor.next_launch()
     assert not rig.conductor.reported(0, metrics, None)
-    assert rig.trial().reason.startswith("bad report: ") and "the objective and its step are numbers" in rig.trial().reason
+    assert rig.trial().reason.startswith("bad report: ") and "the objective is a number" in rig.trial().reason
     assert rig.conductor.next_launch().trial == 1
 
 

@@ -348,6 +348,16 @@ class TestOverrides:
         loaded = load_experiment(write(GOOD.replace('last_step="epochs"', "last_step=20")))
         assert apply_overrides(loaded.experiment, max_steps=3).last_step() == 3
 
+    def test_max_steps_and_set_may_not_say_different_last_steps(self, experiment):
+        with pytest.raises(BadInputError, match=r"both set the last step \(epochs\): 9 and 3"):
+            apply_overrides(experiment, max_steps=3, sets=["epochs=9"])
+        assert apply_overrides(experiment, max_steps=3, sets=["epochs=3"]).last_step() == 3
+
+    @pytest.mark.parametrize("value", ["abc", "nan", "1,2", "True"])
+    def test_a_number_has_to_be_one(self, experiment, value):
+        with pytest.raises(InvalidExperimentError, match=f"^Parameter 'lr': {value} is not a number; it takes 1e-4..1e-1 log"):
+            apply_overrides(experiment, sets=[f"lr={value}"])
+
     def test_max_steps_needs_a_declared_last_step(self, write):
         loaded = load_experiment(write(GOOD.replace('last_step="epochs"', "last_step=None")))
         with pytest.raises(BadInputError, match="last_step"):

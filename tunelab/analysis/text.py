@@ -41,7 +41,7 @@ def setting_text(value: Any, *, log: bool = False) -> str:
 
 def step_text(step: float) -> str:
     """`6`, `2.5`."""
-    return f"{step:.6g}" if abs(step) < 1e6 else str(int(step))
+    return str(int(step)) if 1e6 <= abs(step) < math.inf else f"{step:.6g}"
 
 
 def span_text(seconds: float) -> str:

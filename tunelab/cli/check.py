@@ -63,11 +63,21 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
         )
         first = start(plan)
         _refuse_interrupted(first)
-        step = _first_attempt(first.state, experiment)
+        step = _first_attempt(first.state)
         axis = experiment.objective.step or "step"
         count = len(experiment.space.parameters)
         loads = f"ok  loads; {count} parameter{'s'[: count != 1]}"
-        told = f"{loads}; reports {experiment.objective.metric} at {axis} {step:g} with a checkpoint"
+        told = f"{loads}; reports {experiment.objective.metric} at {axis} {step:g}"
+        if first.state.trials[0].latest_checkpoint() is None:
+            if not no_export and experiment.export is not None:
+                raise CheckFailedError(
+                    f"{experiment.objective.metric} was reported without a checkpoint: nothing could be resumed or exported. "
+                    "Pass checkpoint= to ray.train.report on rank 0."
+                )
+            click.echo(told)
+            click.echo("--  no checkpoint: nothing could be resumed or exported (pass checkpoint= to ray.train.report)")
+            return
+        told += " with a checkpoint"
         if first.state.trials[0].status is Status.COMPLETED:
             click.echo(f"{told}; the trial ends there, so a restart is not tried")
         else:
@@ -104,17 +114,12 @@ def _reported_in(attempt: int) -> Any:
     return reported
 
 
-def _first_attempt(state: SweepState, experiment: Any) -> float:
+def _first_attempt(state: SweepState) -> float:
     trial = state.trials[0]
     if trial.status in (Status.FAILED, Status.INFEASIBLE) or trial.last is None:
         attempt = trial.attempts[-1]
         raise CheckFailedError(f"the first attempt failed: {trial.reason or attempt.message}\n{attempt.details}".rstrip())
-    if trial.last.checkpoint is None:
-        raise CheckFailedError(
-            f"{experiment.objective.metric} was reported without a checkpoint: nothing could be resumed or exported. Pass "
-            "checkpoint= to ray.train.report on rank 0."
-        )
-    return trial.last.step
+    return (trial.latest_checkpoint() or trial.last).step
 
 
 def _second_attempt(state: SweepState, axis: str, step: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
@@ -15,7 +16,7 @@ import click
 
 from tunelab.core.trial import Status
 from tunelab.errors import BadInputError, UnknownNameError
-from tunelab.journal.home import DEFAULT_HOME, SweepFolder
+from tunelab.journal.home import DEFAULT_HOME, Home, SweepFolder
 from tunelab.journal.state import SweepState
 
 SETTINGS = ("home", "storage", "tracking")
@@ -44,7 +45,37 @@ def project_settings() -> dict[str, str]:
 
 
 def _home(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path:
-    return Path(value or project_settings().get("home") or DEFAULT_HOME)
+    home = Path(value) if value else _default_home()
+    existing = next((path for path in (home, *home.parents) if path.exists()), home)
+    if existing.exists() and not existing.is_dir():
+        where = "--home" if value else "home in pyproject.toml's [tool.tunelab]"
+        raise BadInputError(f"{where} needs a folder, and {existing} is a file.")
+    return home
+
+
+def _default_home() -> Path:
+    return Path(project_settings().get("home") or DEFAULT_HOME)
+
+
+def home_flag(home: Path) -> str:
+    """What a suggested command needs to find its way: ` --home X`, or nothing where X is meant anyway."""
+    return "" if home.resolve() == _default_home().resolve() else f" --home {shlex.quote(str(home))}"
+
+
+def suggest(verb: str, folder: SweepFolder, more: str = "", *, short: bool = False) -> str:
+    """A command to type: `tunelab resume digits-mlp.1 --time SECONDS`.
+
+    Args:
+        verb: Its verb.
+        folder: The sweep's.
+        more: What follows the sweep's name.
+        short: Whether to name the experiment instead, where this is its latest sweep.
+    """
+    name, home = folder.path.name, folder.path.parent
+    experiment = name.rpartition(".")[0]
+    if short and experiment and Home(home).latest(experiment) == folder:
+        name = experiment
+    return f"tunelab {verb} {name}{more and ' '}{more}{home_flag(home)}"
 
 
 def home_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ def command(home: Path, as_json: bool) -> None:
     if as_json:
         common.emit_json(found)
     elif not found:
-        click.echo(f"No sweeps in {home}/. Start one: tunelab sweep FILE", err=True)
+        click.echo(f"No sweeps in {home}/. Start one: tunelab sweep FILE{common.home_flag(home)}", err=True)
     else:
         common.show_table(("sweep", "state", "trials", "best", "last active"), [_row(entry) for entry in found])
 

@@ -43,9 +43,11 @@ def command(
     folder = Home(home).find(sweep)
     if common.is_running(folder):
         raise SweepLockedError(
-            f"{folder.path.name} is being run by another driver. Watch it with: tunelab show {folder.path.name}"
+            f"{folder.path.name} is being run by another driver. Watch it with: {common.suggest('show', folder)}"
         )
     state = folder.load()
+    if trials is not None and trials < (exist := state.counted()):
+        raise BadInputError(f"{exist} trial{'s exist' if exist > 1 else ' exists'} already; --trials {trials} is fewer")
     changes = running.overrides(trials=trials, time_s=time_s, concurrent=concurrent)
     budget = {**state.budget, **changes}
     if _nothing_to_do(state, budget):
@@ -70,7 +72,7 @@ def command(
     plan = Plan(home=Home(home), tracking=chosen, address=address, storage=state.facts.get("storage"), **vars(found))
     with make_watcher() as watcher:
         watcher.say(f"Ray: {address}. Tracking: {chosen.describe()}.")
-        watcher.say(running.goes_on(state))
+        watcher.say(running.goes_on(state, budget))
         done = go_on(replace(plan, experiment=replace(found.experiment, budget=Budget(**budget)), watcher=watcher), folder)
     ctx.exit(running.tell(done, as_json))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ import click
 
 from tunelab.cli import common
 from tunelab.core.select import best
+from tunelab.core.trial import Status, Trial
 from tunelab.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -18,6 +19,16 @@ if TYPE_CHECKING:
     from tunelab.journal.state import SweepState
     from tunelab.trackers.tracking import Tracking
 
+# Status -> how a summary calls it; the completed come first and are always told.
+_KINDS = {
+    "stopped": "stopped early",
+    "failed": "failed",
+    "infeasible": "infeasible",
+    "interrupted": "interrupted",
+    "running": "running",
+    "retrying": "to be tried again",
+    "proposed": "not started",
+}
 _BUDGET = [
     click.option("--trials", type=int, help="Most trials in all."),
     click.option("--time", "time_s", type=float, metavar="SECONDS", help="Wall-clock budget in all."),
@@ -96,24 +107,24 @@ def _tell(done: Outcome, state: SweepState, name: str, counts: dict[str, int]) -
     from tunelab.analysis import compare as comparison
     from tunelab.analysis import text
 
+    folder = done.folder
     if not done.tracked:
-        click.echo(f"Not everything is tracked yet, see {done.folder.path / 'tracker.log'}: tunelab resume {name}", err=True)
+        again = common.suggest("resume", folder)
+        click.echo(f"Not everything is tracked yet, see {folder.path / 'tracker.log'}: {again}", err=True)
     unfinished = state.unfinished()
     if done.outcome in ("interrupted", "out of time"):
-        on_hand = [
-            f"{trial.id} at {text.axis(state)} {text.step_text(kept.step)}" if (kept := trial.latest_checkpoint()) else trial.id
-            for trial in unfinished
-        ]
-        rest = f" {len(unfinished)} interrupted ({', '.join(on_hand)})." if on_hand else ""
-        more = "" if done.outcome == "interrupted" else " --time SECONDS"
-        click.echo(f"{done.outcome}: {done.reason}.{rest} Go on:  tunelab resume {name}{more}", err=True)
+        how = "interrupted" if all(trial.status is Status.INTERRUPTED for trial in unfinished) else "unfinished"
+        rest = f" {len(unfinished)} {how} ({'; '.join(_on_hand(state, trial) for trial in unfinished)})." if unfinished else ""
+        again = common.suggest("resume", folder, "" if done.outcome == "interrupted" else "--time SECONDS")
+        click.echo(f"{done.outcome}: {done.reason}.{rest} Go on:  {again}", err=True)
     elif done.outcome == "aborted":
         click.echo(f"{name} was aborted: {done.reason}", err=True)
-    numbers = (
-        f"{counts.get('completed', 0)} completed, {counts.get('stopped', 0)} stopped early, {counts.get('failed', 0)} failed"
-    )
-    infeasible = f", {counts['infeasible']} infeasible" if "infeasible" in counts else ""
-    click.echo(f"{state.counted()} trials in {text.span_text(state.elapsed_s)}: {numbers}{infeasible}", err=True)
+    elif state.counted() < state.budget["trials"]:
+        click.echo(f"{name} ended before its budget of {state.budget['trials']} trials: {done.reason}", err=True)
+    count = len(state.trials)
+    kinds = [f"{counts.get('completed', 0)} completed"]
+    kinds += [f"{counts[kind]} {words}" for kind, words in _KINDS.items() if kind in counts]
+    click.echo(f"{count} trial{'s'[: count != 1]} in {text.span_text(state.elapsed_s)}: {', '.join(kinds)}", err=True)
     found = best(state.trials.values(), state.mode)
     if found is None:
         return
@@ -123,6 +134,23 @@ def _tell(done: Outcome, state: SweepState, name: str, counts: dict[str, int]) -
     where = f"{text.axis(state)} {text.step_text(found.report.step)}"
     value = text.metric_text(found.report.value)
     click.echo(f"best {name}/{found.trial.id}: {text.metric(state)} {value} at {where}, {saved}{over}")
+    if done.outcome == "finished":
+        click.echo(f"Next:  {common.suggest('compare', folder, short=True)}", err=True)
+        if found.exportable:
+            click.echo(f"       {common.suggest('export', folder, '--to model/', short=True)}", err=True)
+
+
+def _on_hand(state: SweepState, trial: Trial) -> str:
+    """`0004 at epoch 3, checkpoint of epoch 2`: how far a trial came, and what a resume can start from."""
+    from tunelab.analysis import text
+
+    axis, last, kept = text.axis(state), trial.last, trial.latest_checkpoint()
+    if last is None:
+        return f"{trial.id} before the first {axis}"
+    at = f"{trial.id} at {axis} {text.step_text(last.step)}"
+    if kept is None:
+        return f"{at}, no checkpoint"
+    return at if kept.step == last.step else f"{at}, checkpoint of {axis} {text.step_text(kept.step)}"
 
 
 def _best(state: SweepState) -> dict[str, Any]:
@@ -140,8 +168,8 @@ def _best(state: SweepState) -> dict[str, Any]:
     }
 
 
-def goes_on(state: SweepState) -> str:
-    """`13 ended stay; 0013 goes on from epoch 9; 17 to come`: what a resume will do."""
+def goes_on(state: SweepState, budget: Mapping[str, Any]) -> str:
+    """`13 ended stay; 0013 goes on from epoch 9; 17 to come`: what a resume with this budget will do."""
     from tunelab.analysis import text
 
     ended = sum(trial.status.ended for trial in state.trials.values())
@@ -150,5 +178,5 @@ def goes_on(state: SweepState) -> str:
         kept = trial.latest_checkpoint()
         start = f"goes on from {text.axis(state)} {text.step_text(kept.step)}" if kept else "starts from the beginning"
         parts.append(f"{trial.id} {start}")
-    parts.append(f"{max(0, state.budget['trials'] - state.counted())} to come")
+    parts.append(f"{max(0, budget['trials'] - state.counted())} to come")
     return f"{state.sweep}: {'; '.join(parts)}."

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tunelab.cli import common, running
-from tunelab.errors import BadInputError, UnfinishedSweepError
+from tunelab.errors import BadInputError, ExperimentFileError, UnfinishedSweepError, UnknownNameError
 from tunelab.journal.home import Home, SweepFolder
 from tunelab.journal.state import SweepState
+
+# What another sweep is needed for -> its flag.
+_FIXED = {"max_steps": "--max-steps", "seed": "--seed", "sets": "--set"}
 
 
 @click.command
@@ -49,15 +54,16 @@ def command(
 
     running.check_address(address)
     changes = running.overrides(trials=trials, time_s=time_s, concurrent=concurrent, max_steps=max_steps, seed=seed, sets=sets)
-    loaded = load_experiment(file)
-    experiment = apply_overrides(loaded.experiment, **changes)
     store = Home(home)
+    try:
+        loaded = load_experiment(file)
+    except ExperimentFileError as error:
+        raise _with_hint(error, file, store) from error
+    experiment = apply_overrides(loaded.experiment, **changes)
     latest = store.latest(experiment.name)
-    if latest is not None and choice != "new" and _decide(latest, choice) == "resume":
+    if latest is not None and choice != "new" and _decide(latest, choice, changes) == "resume":
         from tunelab.cli import resume as resume_verb
 
-        if changes.keys() & {"max_steps", "seed", "sets"}:
-            raise BadInputError("--max-steps, --seed and --set start another sweep: say --new.")
         ctx.invoke(
             resume_verb.command, sweep=latest.path.name, trials=trials, time_s=time_s, concurrent=concurrent,
             address=address, tracking=tracking, code=None, home=home, as_json=as_json,
@@ -89,23 +95,60 @@ def command(
     ctx.exit(running.tell(done, as_json))
 
 
-def _decide(latest: SweepFolder, choice: str | None) -> str:
-    """`resume` or `new`, asking when the latest sweep is unfinished."""
+def _with_hint(error: ExperimentFileError, file: str, store: Home) -> ExperimentFileError:
+    """The error, and what to type when a sweep was named instead of a file."""
+    try:
+        folder = store.find(file)
+    except UnknownNameError:
+        return error
+    hint = common.suggest("resume", folder, short=file != folder.path.name)
+    return ExperimentFileError(f"{error}\nA sweep of this name exists: {hint}")
+
+
+def _decide(latest: SweepFolder, choice: str | None, changes: Mapping[str, Any]) -> str:
+    """`resume` or `new`, asking when the latest sweep is unfinished.
+
+    Args:
+        latest: The experiment's latest sweep.
+        choice: What was said: `resume`, `new` or nothing.
+        changes: The flags of this run. A sweep keeps those that it was started with, so others take another sweep.
+    """
     state = latest.load()
+    others = ", ".join(_other_flags(state, changes))
     running_now = common.is_running(latest)
     if running_now and choice is None:
         raise UnfinishedSweepError(
-            f"{latest.path.name} of this experiment is running now. Watch it with: tunelab show {latest.path.name}\n"
+            f"{latest.path.name} of this experiment is running now. Watch it with: {common.suggest('show', latest)}\n"
             "To run another beside it, say --new."
         )
     if not state.cut_short and choice is None and not running_now:
         return "new"
+    if choice == "resume" and others:
+        raise BadInputError(
+            f"{latest.path.name} was started with other flags ({others}), which a sweep keeps. Leave them out to go on with "
+            "it, or say --new to start another sweep."
+        )
     if choice is not None:
         return choice
-    told = f"{latest.path.name} of this experiment is unfinished ({_progress(state)})."
+    told = f"{latest.path.name} of this experiment is unfinished ({_progress(state)})"
+    if others:
+        told += f" and was started with other flags ({others})."
+        again = f"To go on with it:  {common.suggest('resume', latest)}"
+        if not sys.stdin.isatty():
+            raise UnfinishedSweepError(f"{told} {again}   To start another: --new")
+        if click.confirm(f"{told} Start another?", default=False, err=True):
+            return "new"
+        raise UnfinishedSweepError(f"Nothing was started. {again}")
+    told += "."
     if not sys.stdin.isatty():
         raise UnfinishedSweepError(f"{told} Say which:  --resume   or   --new  (starts another sweep)")
     return "resume" if click.confirm(f"{told} Go on with it?", default=True, err=True) else "new"
+
+
+def _other_flags(state: SweepState, changes: Mapping[str, Any]) -> list[str]:
+    """The flags that were given and that the sweep was not started with."""
+    before = {"seed": state.experiment["seed"], **state.facts.get("overrides", {})}
+    return [flag for name, flag in _FIXED.items() if name in changes and changes[name] != before.get(name)]
 
 
 def _progress(state: SweepState) -> str:

@@ -6,9 +6,7 @@ in the driver's thread, between reports, so `changed` only takes notes, and draw
 
 from __future__ import annotations
 
-import math
 import os
-import shutil
 import sys
 import time
 from collections import deque
@@ -46,6 +44,7 @@ class View:
 
     def __init__(self) -> None:
         self.running: dict[int, None] = {}  # in order of their start; those that wait for a retry too
+        self.interrupted: dict[int, None] = {}
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.stopped = self.failed = self.infeasible = 0
         self._ended: set[int] = set()
@@ -95,6 +94,10 @@ class View:
             self.running[trial.number] = None
         else:
             self.running.pop(trial.number, None)
+        if trial.status is Status.INTERRUPTED:
+            self.interrupted[trial.number] = None
+        else:
+            self.interrupted.pop(trial.number, None)
         if trial.status.ended and trial.number not in self._ended:
             self._ended.add(trial.number)
             self.recent.append(trial.number)
@@ -108,12 +111,10 @@ def estimate_left_s(elapsed_s: float, ended: int, trials: int, time_s: float | N
 
     From the time that ended trials took on average, and never more than is left of the time budget.
     """
-    left = math.inf if time_s is None else max(0.0, time_s - elapsed_s)
-    if ended >= ESTIMATE_FROM:
-        left = min(left, elapsed_s / ended * max(0, trials - ended))
-    elif time_s is not None:
-        return None if ended == 0 else left
-    return left if math.isfinite(left) else None
+    if ended < ESTIMATE_FROM:
+        return None
+    left = elapsed_s / ended * max(0, trials - ended)
+    return left if time_s is None else min(left, max(0.0, time_s - elapsed_s))
 
 
 def footer(view: View, state: SweepState, now: float) -> str:
@@ -123,25 +124,32 @@ def footer(view: View, state: SweepState, now: float) -> str:
     ended += [f"{view.stopped} stopped early"] if view.stopped else []
     ended += [f"{view.failed} failed"] if view.failed else []
     ended += [f"{view.infeasible} infeasible"] if view.infeasible else []
-    gone = state.elapsed_s + (max(0.0, now - state.last_at) if state.sessions and state.sessions[-1].ended_at is None else 0.0)
+    runs = bool(state.sessions) and state.sessions[-1].ended_at is None
+    gone = state.elapsed_s + (max(0.0, now - state.last_at) if runs else 0.0)
     times = f"{text.span_text(gone)} gone"
     left = estimate_left_s(gone, view.ended, trials, state.budget.get("time_s"))
-    if left is not None and view.ended < trials:
+    if runs and left is not None and view.ended < trials:
         times += f", about {text.span_text(left)} left"
     return " | ".join(part for part in (view.best(state), ", ".join(ended), times) if part)
 
 
 def table(view: View, state: SweepState, height: int) -> list[str]:
-    """Lines of the running trials and as many of the latest ended ones as fit, in order of their numbers."""
+    """Lines of the running trials, then of the interrupted and the latest ended ones that fit, in order of their numbers."""
     names = text.varied(state)
     room = max(1, height)
     shown = list(view.running)[-room:]
-    left = room - len(shown)
-    if left > 0:
-        shown += list(view.recent)[-left:]
+    for others in (view.interrupted, view.recent):
+        left = room - len(shown)
+        if left > 0:
+            shown += list(others)[-left:]
     rows = [trial_row(state, state.trials[number], names) for number in sorted(shown)]
     header = ["trial", "state", text.axis(state), text.metric(state), "best@", *names, ""]
     return aligned([header, *rows])
+
+
+def cut(line: str, width: int) -> str:
+    """The line, or as much of it as fits with an ellipsis."""
+    return line if len(line) <= width else f"{line[: width - 1].rstrip()}…"
 
 
 class LiveTable:
@@ -166,7 +174,7 @@ class LiveTable:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self._live is not None:
-            self._draw()
+            self._draw(final=kind is None)
             self._live.stop()
             self._live = None
 
@@ -194,15 +202,17 @@ class LiveTable:
 
         self._live.console.print(Text(line))
 
-    def _draw(self) -> None:
+    def _draw(self, *, final: bool = False) -> None:
+        """Draw the table; the final one has no footer, since a summary follows."""
         from rich.text import Text
 
         self._drawn_at = self._clock()
         if not self._state.trials:
             return
-        width, height = shutil.get_terminal_size()
+        width, height = self._live.console.size
         lines = table(self._view, self._state, max(3, height - 4))
-        drawn = [line[: width - 1] for line in (*lines, footer(self._view, self._state, self._clock()))]
+        lines += [] if final else [footer(self._view, self._state, self._clock())]
+        drawn = [cut(line, width - 1) for line in lines]
         self._live.update(Text("\n".join(drawn), no_wrap=True), refresh=True)
 
 
@@ -213,26 +223,40 @@ class PlainLines:
         self._stream, self._verbose, self._clock = stream, verbose, clock
         self._view = View()
         self._headed = False
+        self._held: tuple[int, str] | None = None  # a failed attempt's trial and line, until it is known what follows
 
     def __enter__(self) -> PlainLines:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._release()
         self._stream.flush()
 
     def changed(self, state: SweepState, event: Event) -> None:
         """Write the line that the event is worth, if any."""
         self._view.take(state, event)
+        if self._held and event.kind == "finished" and event.trial == self._held[0]:
+            self._held = None  # this event's line says the same
+        self._release()
         if not self._headed:
             self._headed = True
             self.say(headline(state))
         if event.trial is not None and (line := self._line(state, event, state.trials[event.trial])):
-            self.say(line)
+            if event.kind == "attempt_ended" and event.data["outcome"] == "failed":
+                self._held = (event.trial, line)
+            else:
+                self.say(line)
 
     def say(self, text: str) -> None:
         """Write a line."""
+        self._release()
         self._stream.write(f"{text}\n")
         self._stream.flush()
+
+    def _release(self) -> None:
+        if self._held:
+            (_, line), self._held = self._held, None
+            self.say(line)
 
     def _line(self, state: SweepState, event: Event, trial: Trial) -> str | None:
         if event.kind == "started":
@@ -242,7 +266,8 @@ class PlainLines:
             baseline = "baseline; " if trial.origin == "baseline" else ""
             return f"{trial.id} starts{again}{origin}: {baseline}{text.config_text(trial.config, text.varied(state))}"
         if event.kind == "finished":
-            return f"{_ended(state, trial)} | {footer(self._view, state, self._clock())}"
+            is_last = not self._view.running and self._view.ended >= state.budget["trials"]  # a summary follows
+            return _ended(state, trial) + ("" if is_last else f" | {footer(self._view, state, self._clock())}")
         if event.kind == "attempt_ended" and not trial.status.ended and event.data["outcome"] in ("failed", "interrupted"):
             why = ": ".join(part for part in (event.data["failure"] or event.data["outcome"], event.data["message"]) if part)
             return f"{trial.id} attempt {trial.attempt} {why}"

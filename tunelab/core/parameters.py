@@ -56,6 +56,8 @@ class _Range:
             value = getattr(self, name)
             if not self._is_number(value):
                 found.append(f"{kind} needs {name} to be {self.kind}, got {value!r}.")
+        if not found and kind == "Int" and max(abs(self.low), abs(self.high)) >= 2**62:
+            found.append(f"Int needs bounds within +-2**62, got low={self.low!r}, high={self.high!r}.")
         if not isinstance(self.log, bool):
             found.append(f"{kind} needs log to be True or False, got {self.log!r}.")
         if not found and not self.low < self.high:

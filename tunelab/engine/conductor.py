@@ -6,6 +6,7 @@ sweep, built from the same journal, goes on exactly as this one would have.
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from collections import deque
@@ -192,9 +193,10 @@ class Conductor:
         said = {name: metrics.get(name) for name in (objective.metric, objective.step) if name is not None}
         if None in said.values():
             return self._incomplete(trial, metrics)
-        if not all(isinstance(value, (int, float)) for value in said.values()):
-            found = " and ".join(f"{name} is {value!r}" for name, value in said.items() if not isinstance(value, (int, float)))
-            self._fail(trial, Failure.BAD_REPORT, f"{found}: the objective and its step are numbers")
+        wrong_values = [f"{name} is {value!r}" for name, value in said.items() if not _is_usable(value, name == objective.step)]
+        if wrong_values:
+            told = f"{' and '.join(wrong_values)}: the objective is a number, its step a finite one"
+            self._fail(trial, Failure.BAD_REPORT, told)
             return False
         step = self._step(trial, metrics)
         if wrong := self._wrong_order(trial, step):
@@ -327,16 +329,23 @@ class Conductor:
         if trial.status is not Status.RUNNING:
             return
         if not trial.reports:
-            objective = self.experiment.objective
-            keys = self._keys.get(number)
-            said = f"it reported {', '.join(sorted(keys))}" if keys else "it reported nothing"
-            wanted = " and ".join(repr(name) for name in (objective.metric, objective.step) if name is not None)
-            self._fail(trial, Failure.NO_REPORT, f"the train loop returned without reporting {wanted}; {said}")
+            self._fail(trial, Failure.NO_REPORT, f"the train loop returned without {self._not_reported(number)}")
             if not any(other.reports for other in self.state.trials.values()):
                 self.stop("aborted", f"{trial.id}: {trial.reason}")
             return
         self._end_attempt(trial, "completed")
         self._conclude(trial)
+
+    def _not_reported(self, number: int) -> str:
+        """`reporting 'msee'. Did you mean 'mse'? It reported epoch, mse`: of a trial without a report that counts."""
+        objective, keys = self.experiment.objective, sorted(self._keys.get(number, ()))
+        wanted = [name for name in (objective.metric, objective.step) if name is not None]
+        missing = [name for name in wanted if name not in keys]
+        others = [key for key in keys if key not in wanted]
+        close = [match for name in missing for match in difflib.get_close_matches(name, others, n=1)]
+        what = "reporting" if missing else "a report with a value of"
+        hint = f" Did you mean {' and '.join(map(repr, close))}?" if close else ""
+        return f"{what} {' and '.join(map(repr, missing or wanted))}.{hint} It reported {', '.join(keys) or 'nothing'}"
 
     def failed(self, number: int, failure: Failure, message: str, details: str = "") -> None:
         """The attempt failed: retried as `core/failures.py` says, else the trial ends."""
@@ -388,6 +397,13 @@ class Conductor:
         stored = self._journal.append(event)
         self.state.apply(stored)
         self._once_durable(partial(self._notify, self.state, stored))
+
+
+def _is_usable(value: Any, is_step: bool) -> bool:
+    """Whether a reported value can be the objective, which may be NaN or infinite, or its step, which may not."""
+    if isinstance(value, float):
+        return math.isfinite(value) or not is_step
+    return isinstance(value, int) and abs(value) < 2**1000
 
 
 def diverged(report: Report) -> str | None:

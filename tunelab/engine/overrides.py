@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from tunelab.core.experiment import Experiment
+from tunelab.core.parameters import Choice
 from tunelab.core.space import Space
-from tunelab.errors import BadInputError, UnknownNameError
+from tunelab.core.values import is_number
+from tunelab.errors import BadInputError, InvalidExperimentError, UnknownNameError
 
 
 def apply_overrides(
@@ -37,6 +39,7 @@ def apply_overrides(
 
     Raises:
         UnknownNameError: A NAME is neither a parameter nor a key; suggests the nearest.
+        BadInputError: `max_steps` and `sets` give the last step different values.
         InvalidExperimentError: The changed experiment breaks a rule.
     """
     spent: dict[str, Any] = {"trials": trials, "time_s": time_s, "concurrent": concurrent}
@@ -44,15 +47,25 @@ def apply_overrides(
         experiment = replace(experiment, budget=replace(experiment.budget, **changed))
     if seed is not None:
         experiment = replace(experiment, seed=seed)
-    if max_steps is not None:
-        experiment = _with_max_steps(experiment, max_steps)
     pairs = [_parse(text) for text in sets]
+    if max_steps is not None:
+        for name, value, text in pairs:
+            if name == experiment.objective.last_step and value != max_steps:
+                raise BadInputError(
+                    f"--set {name}={text} and --max-steps {max_steps} both set the last step ({name}): {text} and {max_steps}. "
+                    "Give one of them."
+                )
+        experiment = _with_max_steps(experiment, max_steps)
     _refuse_unknown(experiment, [name for name, _, _ in pairs])
     for name, value, text in pairs:
         space = experiment.space
         if parameter := space.parameters.get(name):
             if not parameter.contains(value) and parameter.contains(text):
                 value = text  # the option "16", not the number
+            if not isinstance(parameter, Choice) and not is_number(value):
+                raise InvalidExperimentError(
+                    f"Parameter '{name}'", [f"{text} is not a number; it takes {parameter.describe()}."]
+                )
             experiment = _with_space(experiment, space.pin(name, value), name, value)
         else:
             experiment = _with_loop_value(experiment, name, value)

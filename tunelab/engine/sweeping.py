@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,7 +22,7 @@ from tunelab.engine import checkpoints, facts
 from tunelab.engine.code import SNAPSHOT
 from tunelab.engine.conductor import FAR_ENOUGH, Conductor, Launch
 from tunelab.engine.description import describe
-from tunelab.errors import InvalidExperimentError, SweepLockedError
+from tunelab.errors import BadInputError, InvalidExperimentError, SweepLockedError
 from tunelab.journal import Event, Journal, SweepState, events
 from tunelab.journal.home import Home, SweepFolder
 from tunelab.trackers.process import TrackerProcess
@@ -100,6 +102,7 @@ def start(plan: Plan) -> Outcome:
     Raises:
         BadInputError: The experiment cannot be run as asked; nothing has been written.
     """
+    _make_home(plan.home.path)
     if plan.storage is not None and "://" not in plan.storage:
         plan = replace(plan, storage=str(Path(plan.storage).resolve()))
     with _on_cluster(plan) as cluster:
@@ -173,9 +176,22 @@ def _example(experiment: Experiment) -> Any:
     return trainers.resolve(experiment.trainer, config, experiment.trial_seed(0))
 
 
+def _make_home(path: Path) -> None:
+    """Make the folder for sweeps, before anything is started.
+
+    Raises:
+        BadInputError: There is a file of that name, or nothing can be written there.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BadInputError(f"Sweeps cannot be kept in {path}: {error.strerror or error}. Say where: --home FOLDER") from error
+
+
 def _new_folder(plan: Plan) -> SweepFolder:
     """The experiment's next sweep's folder. Two drivers that start at once get two."""
-    plan.home.path.mkdir(parents=True, exist_ok=True)
     while True:
         folder = SweepFolder(plan.home.path / plan.home.next_id(plan.experiment.name))
         number = int(folder.path.name.rpartition(".")[2])
@@ -320,14 +336,19 @@ class _Guarded:
     def changed(self, state: SweepState, event: Event) -> None:
         try:
             self._watcher.changed(state, event)
-        except Exception:
-            self._watcher = Silence()
+        except Exception as error:
+            self._drop(error)
 
     def say(self, text: str) -> None:
         try:
             self._watcher.say(text)
-        except Exception:
-            self._watcher = Silence()
+        except Exception as error:
+            self._drop(error)
+
+    def _drop(self, error: Exception) -> None:
+        self._watcher = Silence()
+        if not isinstance(error, BrokenPipeError):
+            print(f"The display has failed ({type(error).__name__}: {error}); the sweep goes on without it.", file=sys.stderr)
 
 
 class _Signals:

@@ -52,6 +52,7 @@ def _explain(error: BaseException, details: str | None) -> Ended:
         if isinstance(cause, _GONE):
             killed = "SIGKILL" in str(cause) or "signal 9" in str(cause)
             return Ended(Failure.LOST, "a worker was killed (signal 9)" if killed else "a worker process died", details)
+    for cause in chain:
         if isinstance(cause, _OUT_OF_REACH):
             return Ended(Failure.LOST, _one_line(cause), details)
     return Ended(Failure.USER_ERROR, _one_line(chain[-1] if hasattr(error, "controller_failure") else error), details)

@@ -45,7 +45,7 @@ class Pace:
         self._count += 1
         self._reported_at = self._clock()
         said = metrics.get(self._key) if self._key is not None else None
-        step = float(said) if isinstance(said, (int, float)) else self._step + 1
+        step = float(said) if isinstance(said, (int, float)) and math.isfinite(said) else self._step + 1
         self._stride, self._step = step - self._step, step
 
     def batch(self) -> int:

@@ -6,6 +6,7 @@ error is kept, the sweep stopped, and the error raised when Tune has returned.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import shutil
@@ -265,6 +266,7 @@ def run(binding: Binding, blueprint: Blueprint) -> None:
         Exception: The first error of the conductor, its searcher or its scheduler, as it was raised.
     """
     folder = tempfile.mkdtemp(prefix="tunelab-tune-")
+    logging.getLogger("ray.tune.tune").setLevel(logging.CRITICAL)  # it counts attempts that failed and were retried as errors
     with _settings({**TUNE_SETTINGS, **RAY_SETTINGS, "TUNE_MAX_PENDING_TRIALS_PG": "1000"}):
         try:
             ray.tune.run(

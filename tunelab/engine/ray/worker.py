@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numbers
 import os
+import pickle
 import queue
 import random
 import socket
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from tunelab.engine.hygiene import CleanState, Cleanup
 from tunelab.engine.ray.messages import Answer, TrialStopped
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
+MOST = 2**1000  # an integer beyond this is no float
 LISTENS_S = 5.0  # longest that a rank waits for rank 0; Torch itself waits on
 TOGETHER_S = 0.02  # how long reports that do not wait are gathered
 
@@ -244,12 +246,26 @@ class TrainLoop:
             return result
         except TrialStopped:
             return None
+        except Exception as error:
+            travels = _that_travels(error)
+            if travels is error:
+                raise
+            raise travels.with_traceback(error.__traceback__) from None
         finally:
             set_current_trial(None)
             context.tunelab_inbox.ended = True
             reports = context.execution_context.result_queue
             with reports.not_empty:
                 reports.not_empty.notify_all()
+
+
+def _that_travels(error: Exception) -> Exception:
+    """The error itself, or, where it cannot be pickled, one that says the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+        return error
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def begin_trial(trial: CurrentTrial, work_dir: Path) -> None:
@@ -272,24 +288,32 @@ def seed_everything(seed: int) -> None:
         sys.modules["torch"].manual_seed(seed)
 
 
-def plain_metrics(metrics: dict[str, Any]) -> dict[str, Any]:
+def plain_metrics(metrics: Any) -> dict[str, Any]:
     """The metrics as plain numbers and strings.
 
     Raises:
-        TypeError: A metric is neither; all of them are named.
+        TypeError: They are no dictionary, or a key or value is not what it has to be; all of them are named.
     """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"ray.train.report takes a dictionary of metrics, got a {type(metrics).__name__}.")
     plain, bad = {}, []
     for name, value in metrics.items():
         if hasattr(value, "item") and getattr(value, "size", 1) == 1 and not callable(getattr(value, "size", None)):
             value = value.item()  # a NumPy scalar
         elif hasattr(value, "numel") and value.numel() == 1:
             value = value.item()  # a tensor
-        if isinstance(value, (bool, str, int, float)) or value is None:
+        elif isinstance(value, numbers.Real) and not isinstance(value, (int, float)):
+            value = float(value)
+        if not isinstance(name, str):
+            bad.append(f"the key {name!r} is a {type(name).__name__}")
+        elif isinstance(value, int) and abs(value) > MOST:
+            bad.append(f"{name} is an integer of {value.bit_length()} bits")
+        elif isinstance(value, (bool, str, int, float)) or value is None:
             plain[name] = value
-        elif isinstance(value, numbers.Real):
-            plain[name] = float(value)
         else:
             bad.append(f"{name} is a {type(value).__name__}")
     if bad:
-        raise TypeError(f"Metrics are numbers or short strings, but {', '.join(bad)}. Leave them out or make them numbers.")
+        raise TypeError(
+            f"Metrics are numbers or short strings under names, but {', '.join(bad)}. Leave them out or make them numbers."
+        )
     return plain
