@@ -609,7 +609,7 @@ def test_the_fork_server_is_stopped_with_the_environment_it_was_started_in(forke
 def test_open_files_are_counted_and_said_once(forked):
     def trial():
         clean = CleanState.take()
-        for _ in range(hygiene.MANY_FILES + 20):  # the collection in between may close some of the test run's own
+        for _ in range(hygiene.MANY_FILES + 400):  # the collection in between may close some of the test run's own
             os.open(os.devnull, os.O_RDONLY)
         cleanup = clean.restore()
         (said,) = cleanup.leftovers
