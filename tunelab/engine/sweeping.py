@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -102,7 +101,7 @@ def start(plan: Plan) -> Outcome:
     Raises:
         BadInputError: The experiment cannot be run as asked; nothing has been written.
     """
-    _make_home(plan.home.path)
+    _refuse_home(plan.home.path)
     if plan.storage is not None and "://" not in plan.storage:
         plan = replace(plan, storage=str(Path(plan.storage).resolve()))
     with _on_cluster(plan) as cluster:
@@ -176,22 +175,29 @@ def _example(experiment: Experiment) -> Any:
     return trainers.resolve(experiment.trainer, config, experiment.trial_seed(0))
 
 
-def _make_home(path: Path) -> None:
-    """Make the folder for sweeps, before anything is started.
+def _refuse_home(path: Path) -> None:
+    """Refuse a folder for sweeps that cannot be made or written, before anything is started or made.
 
     Raises:
-        BadInputError: There is a file of that name, or nothing can be written there.
+        BadInputError: Says so.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise BadInputError(f"Sweeps cannot be kept in {path}: {error.strerror or error}. Say where: --home FOLDER") from error
+    there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    if not there.is_dir():
+        raise _unusable(path, f"{there} is a file")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _unusable(path, f"{there} cannot be written")
+
+
+def _unusable(path: Path, why: object) -> BadInputError:
+    return BadInputError(f"Sweeps cannot be kept in {path}: {why}. Say where: --home FOLDER")
 
 
 def _new_folder(plan: Plan) -> SweepFolder:
     """The experiment's next sweep's folder. Two drivers that start at once get two."""
+    try:
+        plan.home.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unusable(plan.home.path, error.strerror or error) from error
     while True:
         folder = SweepFolder(plan.home.path / plan.home.next_id(plan.experiment.name))
         number = int(folder.path.name.rpartition(".")[2])
