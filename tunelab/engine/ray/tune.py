@@ -122,7 +122,11 @@ class Binding:
         launch, _ = self._running[name]
         if isinstance(message, Reports):
             with self.conductor.together():
-                return all(self.conductor.reported(launch.trial, r.metrics, r.checkpoint) for r in message.entries)
+                goes_on = all(self.conductor.reported(launch.trial, r.metrics, r.checkpoint) for r in message.entries)
+            if goes_on and self.conductor.stopping:  # asked for by whoever was told of these reports
+                self.conductor.interrupt(launch.trial)
+                return False
+            return goes_on
         if isinstance(message, Heartbeat):
             if self._out_of_patience():
                 self.conductor.interrupt(launch.trial)
