@@ -1,5 +1,7 @@
 """The training itself: Torch DDP on two workers against torchrun, XGBoost against plain XGBoost, the same script body.
 
+The peer gets the niceness that Ray gives its workers, so that whatever else the machine does slows both alike.
+
 With `--native OUT EPOCHS STEPS` it is the script that torchrun starts.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -18,6 +21,8 @@ from harness import Bench, Figure, benchmark, cluster, experiment, note, sweep
 
 WALL, CPU = 1.05, 1.02
 EPOCHS, ROUNDS = 20, 20  # reports in each
+SPARE = 1.1  # the shortest is to take the time that was asked for
+NICE = ["nice", "-n", "15"]
 
 
 # ---- Torch -----------------------------------------------------------------------------------------------------------
@@ -37,7 +42,9 @@ def native(out: str, epochs: str, steps: str) -> None:
 
     dist.init_process_group("gloo")
     loops.ddp({"out": out, "epochs": int(epochs), "steps": int(steps)}, lambda metrics: None)
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # now and then a thread of Gloo's aborts a process that ends in the usual way; the figures are written
 
 
 def under_torchrun(out: Path, epochs: int, steps: int) -> float:
@@ -45,7 +52,7 @@ def under_torchrun(out: Path, epochs: int, steps: int) -> float:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     began = time.perf_counter()
     done = subprocess.run(
-        [*command, __file__, "--native", str(out), str(epochs), str(steps)], capture_output=True, text=True, check=False
+        [*NICE, *command, __file__, "--native", str(out), str(epochs), str(steps)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return time.perf_counter() - began
@@ -71,8 +78,9 @@ def torch_pairs(bench: Bench, pairs: int, seconds: float) -> tuple[list[Figure],
     import loops
 
     trial = bench.folder / "calibration"
-    under_torchrun(trial, 2, 200)
-    steps = math.ceil(seconds / EPOCHS / (loops.read(trial)[0]["loop_s"] / 400))
+    short = math.ceil(seconds * 10)
+    under_torchrun(trial, 2, short)
+    steps = math.ceil(SPARE * seconds / EPOCHS / (loops.read(trial)[0]["loop_s"] / (2 * short)))
     found: dict[str, list[dict[str, Any]]] = {"tunelab": [], "torchrun": []}
     for pair in range(pairs):
         note(f"Torch, pair {pair + 1} of {pairs}: {EPOCHS} epochs of {steps} steps")
@@ -142,7 +150,7 @@ def xgboost_run(bench: Bench, name: str, out: Path, rounds: int) -> dict[str, An
 
     began = time.perf_counter()
     if name == "plain":
-        subprocess.run([sys.executable, __file__, "--native-xgboost", str(out), str(rounds)], check=True)
+        subprocess.run([*NICE, sys.executable, __file__, "--native-xgboost", str(out), str(rounds)], check=True)
     else:
         from ray.train import ScalingConfig
         from ray.train.xgboost import XGBoostTrainer
@@ -159,8 +167,9 @@ def xgboost_run(bench: Bench, name: str, out: Path, rounds: int) -> dict[str, An
 
 
 def xgboost_pairs(bench: Bench, pairs: int, seconds: float) -> tuple[list[Figure], dict[str, Any]]:
-    short = xgboost_run(bench, "plain", bench.folder / "calibration.json", 2 * ROUNDS)
-    rounds = ROUNDS * math.ceil(2 * seconds / short["wall_s"])
+    few = ROUNDS * math.ceil(seconds)
+    short = xgboost_run(bench, "plain", bench.folder / "calibration.json", few)
+    rounds = ROUNDS * math.ceil(SPARE * seconds / short["wall_s"] * few / ROUNDS)
     found: dict[str, list[dict[str, Any]]] = {"tunelab": [], "plain": []}
     for pair in range(pairs):
         note(f"XGBoost, pair {pair + 1} of {pairs}: {rounds} rounds")

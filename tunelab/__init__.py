@@ -16,6 +16,7 @@ __all__ = [
     "Budget",
     "Retention",
     "Export",
+    "OnFailure",
     # spaces
     "Space",
     "Float",
@@ -40,6 +41,7 @@ __all__ = [
 
 _HOMES = {
     "tunelab.core.experiment": ("Experiment", "Objective", "Budget", "Retention", "Export"),
+    "tunelab.core.failures": ("OnFailure",),
     "tunelab.core.space": ("Space", "Float", "Int", "Choice"),
     "tunelab.searchers.random": ("Random",),
     "tunelab.searchers.grid": ("Grid",),
@@ -54,6 +56,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 if TYPE_CHECKING:
     from tunelab.core.experiment import Budget, Experiment, Export, Objective, Retention
+    from tunelab.core.failures import OnFailure
     from tunelab.core.space import Choice, Float, Int, Space
     from tunelab.engine.api import open, sweep
     from tunelab.engine.context import current_trial, project_path

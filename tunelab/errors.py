@@ -9,6 +9,7 @@
     |   |-- ResourcesError           the cluster can never place what the experiment asks for
     |   `-- UnsupportedVersionError  an installed package is outside the range tunelab was tested with
     |-- JournalError                 the journal cannot be read or written
+    |   |-- DiskFullError            the disk is full; the sweep can be resumed once there is room
     |   `-- SweepLockedError         another driver runs this sweep
     |-- NoCheckpointError            nothing to export: no trial with a kept checkpoint
     |-- MissingDependencyError       an optional package is needed; names the extra to install
@@ -85,6 +86,10 @@ class UnsupportedVersionError(BadInputError):
 
 class JournalError(TunelabError):
     """The journal cannot be read or written."""
+
+
+class DiskFullError(JournalError):
+    """The disk of the journal, or of a sweep's folder, is full. What was recorded is whole, and the sweep can be resumed."""
 
 
 class SweepLockedError(JournalError):

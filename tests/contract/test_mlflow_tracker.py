@@ -19,7 +19,7 @@ mlflow = pytest.importorskip("mlflow")
 
 from tunelab.core import select  # noqa: E402
 from tunelab.journal import Journal, events, read_events, replay  # noqa: E402
-from tunelab.trackers import follow  # noqa: E402
+from tunelab.trackers import behind, follow  # noqa: E402
 from tunelab.trackers import mlflow as tracker_module  # noqa: E402
 from tunelab.trackers.mlflow import MlflowTracker  # noqa: E402
 from tunelab.trackers.process import TrackerProcess, catch_up  # noqa: E402
@@ -55,7 +55,11 @@ class Sweep:
         return self
 
     def session(self):
-        return self.add(events.session_started(pid=1, host="box", resources={"CPU": 2}, budget={"trials": 4}, tracking=None))
+        return self.add(
+            events.session_started(
+                pid=1, host="box", resources={"CPU": 2}, budget={"trials": 4}, tracking=self.tracking.to_json()
+            )
+        )
 
     def end(self, outcome="finished", reason="all trials ended"):
         return self.add(events.session_ended(outcome=outcome, reason=reason))
@@ -330,6 +334,60 @@ def test_what_mlflow_refuses_costs_only_itself(home, monkeypatch):
     assert store.trials[0].info.status == "FINISHED"
 
 
+def test_a_step_that_no_database_holds_does_not_hold_up_what_follows(home):
+    sweep = Sweep(home).session().start(0).report(0, 1, 0.5).report(0, 10**30, 0.6).report(0, 10**31, 0.7).finish(0)
+    sweep.start(1).report(1, 1, 0.9).finish(1).end().track()
+    store = Store(sweep)
+    assert [step for step, *_ in store.points(store.trials[0], "accuracy")] == [1, 2, 3]
+    assert [value for _, value, _ in store.points(store.trials[0], "epoch")] == [1, 1e30, 1e31]
+    assert [value for _, value, _ in store.points(store.trials[1], "accuracy")] == [0.9]
+    assert {run.info.status for run in store.runs} == {"FINISHED"}
+
+
+class Bounded:
+    """An `MlflowClient` that cannot take more than so many points at once: it fails as a server does that times out."""
+
+    def __init__(self, uri, most):
+        self.client, self.most = mlflow.MlflowClient(uri), most
+
+    def __getattr__(self, name):
+        return getattr(self.client, name)
+
+    def log_batch(self, run, metrics, params, tags):
+        if len(metrics) > self.most:
+            raise mlflow.exceptions.MlflowException("timed out")
+        self.client.log_batch(run, metrics, params, tags)
+
+
+def test_a_server_that_never_manages_a_large_batch_gets_small_ones(home):
+    sweep = Sweep(home).session().start(0)
+    for step in range(1, 41):
+        sweep.report(0, step, step / 40)
+    sweep.finish(0).end().track(Bounded(sweep.tracking.tracking_uri, 30))
+    store = Store(sweep)
+    store.everything()
+    assert [step for step, *_ in store.points(store.trials[0], "accuracy")] == list(range(1, 41))
+
+
+class Poisoned(Bounded):
+    """One that breaks at a certain value."""
+
+    def log_batch(self, run, metrics, params, tags):
+        if any(metric.value == 0.625 for metric in metrics):
+            raise mlflow.exceptions.MlflowException("broken")
+        self.client.log_batch(run, metrics, params, tags)
+
+
+def test_a_value_at_which_the_server_breaks_costs_only_itself(home):
+    sweep = Sweep(home).session().start(0)
+    for step in range(1, 9):
+        sweep.report(0, step, step / 8)
+    sweep.finish(0).end().track(Poisoned(sweep.tracking.tracking_uri, 0))
+    store = Store(sweep)
+    assert [step for step, *_ in store.points(store.trials[0], "accuracy")] == [1, 2, 3, 4, 6, 7, 8]
+    assert {run.info.status for run in store.runs} == {"FINISHED"}
+
+
 def test_a_run_that_somebody_deleted_stays_deleted_and_a_deleted_sweep_comes_back(home):
     sweep = Sweep(home).session().start(0).report(0, 1, 0.5).start(1).track()
     store = Store(sweep)
@@ -437,7 +495,7 @@ class TestProcess:
         store = Store(sweep)
         assert {run.info.status for run in store.runs} == {"FINISHED"}
         assert [step for step, *_ in store.points(store.trials[0], "accuracy")] == [1, 2, 3]
-        assert not warned
+        assert not [line for line in warned if not line.startswith("Waiting for")]
 
     def test_a_driver_killed_by_force(self, home):
         """It cannot say goodbye: its pipe ends. The tracker closes the runs and goes."""
@@ -467,8 +525,10 @@ class TestProcess:
         sweep = Sweep(home).session().end()
         away = Tracking(kind="server", name="server", tracking_uri="http://127.0.0.1:9")
         assert not catch_up(sweep.journal.path, away, tmp_path / "away.log", drain_timeout_s=1)
-        assert "tunelab resume" in (tmp_path / "away.log").read_text()
-        assert "Nothing is lost" in capsys.readouterr().err
+        assert "next `tunelab` command" in (tmp_path / "away.log").read_text()
+        told = capsys.readouterr().err
+        assert "has not got the last 3 events" in told and "Nothing is lost" in told
+        assert behind.read(sweep.folder).tracking == away and behind.missing(sweep.folder) == 3
 
 
 def test_two_trackers_make_the_tables_of_a_new_store_without_a_race(tmp_path):

@@ -192,7 +192,7 @@ def test_each_table_lists_all_parameters_with_their_defaults(name):
         if field.default is not dataclasses.MISSING:
             assert told[field.name] == repr(field.default)
         elif field.default_factory is not dataclasses.MISSING:
-            assert told[field.name] == f"{field.default_factory.__name__}()"
+            assert told[field.name] == ("{}" if field.default_factory is dict else f"{field.default_factory.__name__}()")
         else:
             assert told[field.name] == "required"
 
@@ -242,10 +242,10 @@ def commands(text: str) -> list[list[str]]:
         if word == "tunelab":
             found.append([])
         elif word in ("&&", "|", ";") or word.startswith("<"):
-            found.append(["stop"])
-        elif found and found[-1] != ["stop"]:
+            found.append(["|"])
+        elif found and found[-1] != ["|"]:
             found[-1].append(word)
-    return [args for args in found if args and args != ["stop"]]
+    return [args for args in found if args and args != ["|"]]
 
 
 def shell_lines(file: Path) -> list[str]:

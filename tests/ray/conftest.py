@@ -66,6 +66,12 @@ class Bench:
         return resume(self.plan(experiment), folder)
 
 
+@pytest.fixture(scope="session")
+def make_bench():
+    """`Bench` itself, for a fixture that serves several tests."""
+    return Bench
+
+
 @pytest.fixture
 def bench(tmp_path):
     return Bench(tmp_path)

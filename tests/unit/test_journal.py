@@ -18,11 +18,71 @@ import pytest
 import tunelab
 from tests.unit import histories as h
 from tunelab.core.trial import Status
-from tunelab.errors import BadInputError, JournalError, UnknownNameError
+from tunelab.errors import BadInputError, DiskFullError, JournalError, UnknownNameError
 from tunelab.journal import SCHEMA_VERSION, Event, Journal, SweepState, events, read_events, replay
 from tunelab.journal.home import Home, SweepFolder, load_trial
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tunelab.__file__).parents[1])}
+
+
+def fill_disk(journal, pages=0):
+    """Let SQLite say that the disk is full, after `pages` more of its pages."""
+    (count_,) = journal._connection.execute("PRAGMA page_count").fetchone()
+    journal._connection.execute(f"PRAGMA max_page_count = {count_ + pages}")
+
+
+LONG = "x" * 10_000  # more than a page
+
+
+class TestFullDisk:
+    def test_the_message_says_what_is_full_and_what_to_do(self, tmp_path):
+        folder = h.write(tmp_path / "my runs", h.created())
+        journal = Journal(folder.journal)
+        fill_disk(journal)
+        with pytest.raises(DiskFullError) as caught:
+            journal.append(h.report(0, 1, 0.5, note=LONG))
+        assert str(caught.value) == (
+            f"Cannot write to {folder.journal}: the disk is full. Nothing that was recorded is lost.\n"
+            f"Free some space, then go on with: tunelab resume '{folder.path}'"
+        )
+
+    def test_the_file_ends_at_the_first_event_that_could_not_be_written_also_when_there_is_room_again(self, tmp_path):
+        journal = Journal(h.write(tmp_path, h.created()).journal)
+        fill_disk(journal, pages=4)
+        first = journal.append(h.trial(0)[0])
+        with pytest.raises(DiskFullError):
+            journal.append(h.trial(1, settings={"note": LONG + LONG})[0])
+        fill_disk(journal, pages=1000)
+        with pytest.raises(DiskFullError):  # the driver's memory and the file would say different things
+            journal.append(h.trial(2)[0])
+        journal.close()
+        assert list(read_events(journal.path))[-1] == first
+        assert Journal(journal.path).append(h.trial(1)[0]).seq == first.seq + 1
+
+    def test_of_events_that_belong_together_none_is_written(self, tmp_path):
+        journal = Journal(h.write(tmp_path, [*h.created(), *h.trial(0, end=None)]).journal)
+        before = list(journal.events())
+        fill_disk(journal, pages=4)
+        with pytest.raises(DiskFullError), journal.together():
+            for step in range(1, 20):
+                journal.append(h.report(0, step, 0.5, note=LONG))
+        with pytest.raises(DiskFullError), journal.together():
+            journal.append(h.report(0, 20, 0.5))
+        journal.close()
+        assert list(read_events(journal.path)) == before
+
+    def test_a_sweep_that_cannot_begin_leaves_no_journal(self, tmp_path, monkeypatch):
+        made = Journal.__init__
+
+        def small(self, *arguments):
+            made(self, *arguments)
+            fill_disk(self)
+
+        monkeypatch.setattr(Journal, "__init__", small)
+        first = events.sweep_created(sweep="a.1", experiment={"note": LONG}, facts={})
+        with pytest.raises(DiskFullError, match="the disk is full. Nothing was started"):
+            Journal.create(tmp_path / "journal.sqlite", first)
+        assert list(tmp_path.iterdir()) == []
 
 
 class TestStore:
@@ -281,7 +341,7 @@ class TestReplay:
             if callable(value) and getattr(value, "__module__", "") == events.__name__
         ]
         kinds = sorted(set(makers) - {"Event"})
-        assert len(kinds) == 10
+        assert len(kinds) == 12
         assert all(hasattr(SweepState, f"_on_{kind}") for kind in kinds)
 
     def test_events_are_json(self):

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tunelab import trackers
 from tunelab.core import select
 from tunelab.errors import BadInputError, UnknownNameError
-from tunelab.journal import Event, events
+from tunelab.journal import Event, events, read_events
 from tunelab.trackers import follow, words
 from tunelab.trackers.changes import SWEEP, Batch
 from tunelab.trackers.projection import Projection
@@ -76,6 +77,14 @@ class TestOrder:
         for name in found:
             assert resolve(name, project=REPOSITORY).kind in ("local", "server")
 
+    def test_a_local_store_moves_with_its_home_and_a_server_does_not(self, tmp_path):
+        before, now = tmp_path / "it's here", tmp_path / "there"
+        moved = resolve(home=before).moved(before, now)
+        assert (moved.sqlite_file, moved.artifacts) == (now / "mlflow.sqlite", (now / "mlartifacts").as_uri())
+        assert resolve("server").moved(before, now) == resolve("server")
+        elsewhere = resolve(MLFLOW_TRACKING_URI=f"sqlite:///{tmp_path}/x.db")
+        assert elsewhere.moved(before, now).sqlite_file == tmp_path / "x.db"
+
     def test_the_choice_survives_json_and_says_itself_in_one_line(self, tmp_path):
         for tracking in (resolve(home=tmp_path), resolve("server"), resolve("none")):
             assert Tracking.from_json(tracking.to_json()) == tracking
@@ -102,6 +111,7 @@ class TestRefusals:
             ('kind = "remote"', "kind needs to be one of local, server, none; it is 'remote'"),
             ('uri = "http://host"', "it is missing"),
             ('kind = "local"\nstore = 3', "store needs a text, got 3"),
+            ('kind = "local"\ntracker = "mlfow"', "No tracker is called 'mlfow'. Did you mean 'mlflow'?"),
             ('kind = "local', "Cannot read"),
         ],
     )
@@ -280,6 +290,32 @@ class TestProjection:
         assert tags["tunelab.attempt.2"] == "from the checkpoint of epoch 3; running"
         assert (tags["tunelab.attempts"], tags["tunelab.status"]) == ("2", "running")
 
+    def test_an_amended_experiment_is_told_and_its_best_found_anew(self):
+        story = Story().start(0).report(1, 0.5, loss=3.0).start(1).report(1, 0.4, trial=1, loss=2.0)
+        objective = {"metric": "loss", "mode": "min", "step": "epoch"}
+        changed = {"name": "toy", "objective": objective}
+        story.add(events.amended(experiment=changed, changes=["objective: accuracy max -> loss min"], forced=True))
+        projection, batch = story.project()
+        assert batch.runs[SWEEP].tags["tunelab.amended"] == "objective: accuracy max -> loss min"
+        assert batch.runs[SWEEP].tags["tunelab.best_trial"] == "toy.1/0001"
+        assert [p.value for p in batch.runs[SWEEP].points if p.key == "best.loss"][-1] == 2.0
+
+    def test_a_reopened_trial_is_open_again(self):
+        story = Story().start(0).report(1, 0.5).add(events.finished(0, status="failed", reason="x"))
+        story.add(events.reopened(0, upto=1, reason="retry"))
+        projection, batch = story.project()
+        assert batch.runs[0].status == "KILLED" and batch.runs[0].tags["tunelab.status"] == "interrupted"
+        assert [p.value for p in batch.runs[0].points if p.key == "best.accuracy"][-1] == 0.5
+        story.start(0, attempt=2, from_step=1)
+        assert story.project()[1].runs[0].status == "RUNNING"
+
+    def test_a_kind_of_event_that_it_has_nothing_to_say_of_does_not_stop_it(self, monkeypatch):
+        from tunelab.journal import state
+
+        monkeypatch.setitem(state._HANDLERS, "novel", lambda sweep, event: None)
+        story = Story().add(Event("novel", None, {})).start().report(1, 0.5)
+        assert story.points("accuracy") == [(1, 0.5)]
+
     def test_a_dead_driver_leaves_nothing_open(self):
         projection, _ = Story().start(0).start(1).add(events.finished(1, status="completed", reason="")).project()
         batch = projection.close_open()
@@ -324,6 +360,12 @@ class TestWords:
         found, replaced = words.params({"long": "x" * 7000})
         assert replaced and found["long"].startswith("sha256:") and "config.json" in found["long"]
 
+    def test_what_no_database_takes_is_replaced(self):
+        """PostgreSQL takes no NUL, and nobody a half of a surrogate pair."""
+        assert words.tag("a\0b\ud800c") == "a\ufffdb?c"
+        assert words.params({"a\0": "b\0"})[0] == {"a_": "b\ufffd"}
+        assert words.params({"a": ["\0"]})[0] == {"a": '["\\u0000"]'}
+
     def test_tags_fit(self):
         assert len(words.tag("x" * 9000)) <= 5000
         assert words.tag({"CPU": 2}) == '{"CPU": 2}'
@@ -333,7 +375,7 @@ class Unreliable:
     """A tracker whose first `failures` calls of `record` fail."""
 
     def __init__(self, failures):
-        self.failures, self.batches = failures, []
+        self.failures, self.batches, self.settled = failures, [], []
 
     def open(self, uid, experiment):
         return 0
@@ -343,6 +385,10 @@ class Unreliable:
             self.failures -= 1
             raise ConnectionError("store is down")
         self.batches.append(batch)
+
+    def settle(self, ends):
+        self.settled.append(ends)
+        return []
 
 
 class TestFollower:
@@ -372,11 +418,39 @@ class TestFollower:
             ("accuracy", 2),
         ]
         assert tracker.batches[-1].runs[SWEEP].status == "KILLED"
+        assert {key: status for key, (status, _) in tracker.settled[0].items()} == {SWEEP: "KILLED", 0: "KILLED"}
+
+    def test_how_runs_stand_is_compared_only_after_a_call_has_failed(self, inbox, journal):
+        os.close(inbox[1])
+        tracker = Unreliable(failures=0)
+        follow.Follower(journal, tracker, inbox[0], interval_s=0).run()
+        assert tracker.batches and not tracker.settled
+
+    def test_it_says_how_far_it_has_come_and_what_the_store_says(self, inbox, journal):
+        os.close(inbox[1])
+        said = []
+        follower = follow.Follower(
+            journal, Unreliable(failures=2), inbox[0], interval_s=0, recorded=said.append, refused=said.append
+        )
+        follower.run()
+        last = len(list(read_events(journal)))
+        assert said == [0, "ConnectionError: store is down", "ConnectionError: store is down", last, last]
 
     def test_it_gives_up_only_once_the_driver_is_gone(self, inbox, journal):
         os.close(inbox[1])
         with pytest.raises(follow.GaveUp, match="store is down"):
             follow.Follower(journal, Unreliable(failures=10**9), inbox[0], drain_timeout_s=0.2, interval_s=0).run()
+
+    def test_it_does_not_insist_on_a_store_whose_disk_is_full(self, inbox, journal):
+        class Full(Unreliable):
+            def record(self, batch):
+                raise RuntimeError("(sqlite3.OperationalError) database or disk is full")
+
+        os.close(inbox[1])
+        began = time.monotonic()
+        with pytest.raises(follow.GaveUp, match="disk is full"):
+            follow.Follower(journal, Full(0), inbox[0], drain_timeout_s=60, interval_s=0).run()
+        assert time.monotonic() - began < 10
 
     def test_a_store_that_lost_the_sweep_gets_it_again_from_the_beginning(self, inbox, journal):
         class Forgetful(Unreliable):

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunelab.core.trial import Trial
 from tunelab.core.values import value_text
-from tunelab.journal.state import SweepState
+from tunelab.journal.state import Amendment, SweepState
 
 
 def metric_text(value: float | None) -> str:
@@ -98,6 +98,12 @@ def last_step(state: SweepState, trial: Trial) -> float | None:
     if isinstance(last, str):
         last = trial.config.get(last, state.experiment.get("loop", {}).get(last))
     return last if isinstance(last, (int, float)) else None
+
+
+def amendment_text(amendment: Amendment) -> str:
+    """`amended before session 2, after 12 trials`, or `changed ...` where `--amend` was not needed."""
+    count = f"{amendment.trials} trial{'s'[: amendment.trials != 1]}"
+    return f"{'amended' if amendment.forced else 'changed'} before session {amendment.session}, after {count}"
 
 
 def plural(word: str, steps: Iterable[float]) -> str:

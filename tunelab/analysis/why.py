@@ -52,12 +52,17 @@ def why(events: Iterable[Event], number: int) -> list[str]:
 def _lines(state: SweepState, trial: Trial, said: dict[int, _Said]) -> Iterator[str]:
     word = text.axis(state)
     rows: list[tuple[str, str]] = [("proposed", _proposal(state, trial))]
+    rows += [("since then", line) for line in _amendments(state, trial)]
     for attempt in trial.attempts:
+        if attempt.number - 1 in trial.reopened:
+            rows.append(("reopened", "by `tunelab retry`: retries count anew"))
         rows.append((f"attempt {attempt.number}", _attempt(attempt, said.get(attempt.number, _Said()), word, trial)))
     by_step = {report.step: report.value for report in trial.reports}
     for decided in trial.decisions:
         value = f"{text.metric_text(by_step[decided.step])}, " if decided.step in by_step else ""
         rows.append((f"{word} {text.step_text(decided.step)}", f"{decided.action:<9}  {value}{decided.reason}"))
+    if trial.reopened and trial.reopened[-1] == trial.attempt:
+        rows.append(("reopened", "by `tunelab retry`: retries count anew"))
     rows.append(("now" if not trial.status.ended else "ended", _end(state, trial)))
     best = best_report(trial, state.mode)
     if best is not None:
@@ -75,6 +80,13 @@ def _lines(state: SweepState, trial: Trial, said: dict[int, _Said]) -> Iterator[
 def _proposal(state: SweepState, trial: Trial) -> str:
     origin = "the baseline" if trial.origin == "baseline" else f"{trial.origin}, {trial.note}" if trial.note else trial.origin
     return f"{origin}; {text.config_text(trial.config, text.parameters(state))}; seed {trial.seed}"
+
+
+def _amendments(state: SweepState, trial: Trial) -> Iterator[str]:
+    """What the experiment was amended in after the trial had been proposed."""
+    for amendment in state.amendments:
+        if amendment.forced and trial.number < amendment.trials:
+            yield f"{text.amendment_text(amendment)}: {'; '.join(amendment.changes)}"
 
 
 def _attempt(attempt: Attempt, said: _Said, word: str, trial: Trial) -> str:
@@ -99,6 +111,8 @@ def _outcome(attempt: Attempt, trial: Trial) -> str:
         return attempt.outcome
     how = f"then {attempt.failure}" if attempt.failure else f"then {attempt.outcome}"
     line = f"{how}: {attempt.message}" if attempt.message else how
+    if attempt.number in trial.reopened:
+        return line
     if attempt.failure and (attempt is not trial.attempts[-1] or trial.status is Status.RETRYING):
         line += " (free retry)" if RULES[Failure(attempt.failure)].retries is not None else " (retried, one of max_failures)"
     return line

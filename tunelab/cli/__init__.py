@@ -20,6 +20,11 @@ from tunelab.errors import TunelabError, UnknownNameError
 VERBS = {
     "sweep": ("tunelab.cli.sweep", "Run an experiment's sweep, or go on with its latest one."),
     "resume": ("tunelab.cli.resume", "Go on with a sweep that was interrupted or killed."),
+    "extend": ("tunelab.cli.extend", "Give a sweep more trials or more time, and go on."),
+    "retry": ("tunelab.cli.retry", "Try failed trials again."),
+    "stop": ("tunelab.cli.stop", "Stop a running sweep as Ctrl-C does, from elsewhere."),
+    "rerun": ("tunelab.cli.rerun", "Run a trial once more and compare, or with other seeds."),
+    "gc": ("tunelab.cli.gc", "Delete checkpoints that other retention counts do not keep."),
     "check": ("tunelab.cli.check", "Prove on two short attempts that an experiment keeps its promises."),
     "ls": ("tunelab.cli.ls", "List all sweeps."),
     "show": ("tunelab.cli.show", "Show a sweep's trials, or one trial."),
@@ -29,6 +34,7 @@ VERBS = {
     "export": ("tunelab.cli.export", "Make a model of the best checkpoint and prove that it predicts the same."),
     "predict": ("tunelab.cli.predict", "Predict with an exported model."),
     "ui": ("tunelab.cli.ui", "Open a sweep's MLflow pages."),
+    "doctor": ("tunelab.cli.doctor", "Find and repair what killed drivers and dead servers left behind."),
 }
 
 INTERRUPTED = 130

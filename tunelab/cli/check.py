@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from tunelab.cli import running
 from tunelab.core.trial import Status
 from tunelab.engine.conductor import FAR_ENOUGH
 from tunelab.errors import TunelabError
+from tunelab.journal.locks import scratch
 from tunelab.journal.state import SweepState
 
 
@@ -46,13 +46,13 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
     from tunelab.schedulers.fifo import FIFO
     from tunelab.trackers.tracking import Tracking
 
-    with tempfile.TemporaryDirectory(prefix="tunelab-check-") as scratch, connected(address, str(loaded.root)):
+    with scratch("tunelab-check-") as folder, connected(address, str(loaded.root)):
         plan = Plan(
             experiment=replace(
                 experiment, scheduler=FIFO(), budget=replace(experiment.budget, trials=1, concurrent=1, time_s=None)
             ),
             root=loaded.root,
-            home=Home(Path(scratch)),
+            home=Home(Path(folder)),
             tracking=Tracking(kind="none", name="none"),
             address=address,
             module=loaded.module,
@@ -92,7 +92,7 @@ def command(file: str, max_steps: int | None, seed: int | None, sets: tuple[str,
         from tunelab.export.deliver import export_trial
 
         exported = export_trial(
-            folder=first.folder, state=first.folder.load(), experiment=experiment, trial=0, to=Path(scratch, "model")
+            folder=first.folder, state=first.folder.load(), experiment=experiment, trial=0, to=Path(folder, "model")
         )
         taken = f"{time.monotonic() - began:.0f} s"
         click.echo(f"ok  exports from that checkpoint, {exported.rows} rows predicted in a clean process      {taken}")

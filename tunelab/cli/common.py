@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import click
 
 from tunelab.core.trial import Status
 from tunelab.errors import BadInputError, UnknownNameError
-from tunelab.journal.home import DEFAULT_HOME, Home, SweepFolder
+from tunelab.journal.home import DEFAULT_HOME, SWEEP_ID, Home, SweepFolder
 from tunelab.journal.state import SweepState
 
 SETTINGS = ("home", "storage", "tracking")
@@ -53,6 +53,28 @@ def _home(ctx: click.Context, parameter: click.Parameter, value: str | None) -> 
     return home
 
 
+def _home_and_catch_up(ctx: click.Context, parameter: click.Parameter, value: str | None) -> Path:
+    home = _home(ctx, parameter, value)
+    ctx.call_on_close(lambda: record_what_is_missing(home, ctx.params.values()))
+    return home
+
+
+def record_what_is_missing(home: Path, values: Iterable[Any] = ()) -> None:
+    """Have a process record what MLflow, when it was down, has not got of the home's sweeps, and do not wait for it.
+
+    Args:
+        home: Where sweeps live.
+        values: A verb's arguments; a sweep that is named by its folder's path need not be in the home.
+    """
+    paths = [Path(value) for value in values if isinstance(value, str) and "/" in value]
+    files = [*home.glob("*/tracker.behind"), *(folder / "tracker.behind" for path in paths for folder in (path, path.parent))]
+    late = list(dict.fromkeys(file.parent for file in files if file.is_file()))
+    if late:
+        from tunelab.trackers.process import catch_up_later
+
+        catch_up_later(late)
+
+
 def _default_home() -> Path:
     return Path(project_settings().get("home") or DEFAULT_HOME)
 
@@ -72,17 +94,25 @@ def suggest(verb: str, folder: SweepFolder, more: str = "", *, short: bool = Fal
         short: Whether to name the experiment instead, where this is its latest sweep.
     """
     name, home = folder.path.name, folder.path.parent
+    if not SWEEP_ID.fullmatch(name):  # a copy under a name of its own is found by its path alone
+        return f"tunelab {verb} {shlex.quote(str(folder.path.absolute()))}{more and ' '}{more}"
     experiment = name.rpartition(".")[0]
     if short and experiment and Home(home).latest(experiment) == folder:
         name = experiment
     return f"tunelab {verb} {name}{more and ' '}{more}{home_flag(home)}"
 
 
+_HOME_HELP = "Where sweeps live. Default: home in [tool.tunelab], else ./runs."
+
+
 def home_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`--home FOLDER`; the verb gets `home`, a path."""
-    return click.option(
-        "--home", metavar="FOLDER", callback=_home, help="Where sweeps live. Default: home in [tool.tunelab], else ./runs."
-    )(function)
+    """`--home FOLDER`; the verb gets `home`, a path. When it ends, what MLflow has missed of that home is recorded."""
+    return click.option("--home", metavar="FOLDER", callback=_home_and_catch_up, help=_HOME_HELP)(function)
+
+
+def plain_home_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a verb that is to start nothing by itself."""
+    return click.option("--home", metavar="FOLDER", callback=_home, help=_HOME_HELP)(function)
 
 
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,19 +146,8 @@ def sweep_status(folder: SweepFolder, state: SweepState) -> str:
 
 
 def is_running(folder: SweepFolder) -> bool:
-    """Whether a driver holds the sweep's lock. Looks without taking it: a shared lock, given back at once."""
-    import fcntl  # POSIX, like Ray Train's own workers
-
-    try:
-        with folder.lock.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            fcntl.flock(file, fcntl.LOCK_UN)
-    except OSError:
-        return False
-    return False
+    """Whether a driver runs the sweep."""
+    return folder.is_running()
 
 
 def counts(state: SweepState) -> dict[str, int]:

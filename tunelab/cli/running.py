@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ import click
 from tunelab.cli import common
 from tunelab.core.select import best
 from tunelab.core.trial import Status, Trial
-from tunelab.errors import BadInputError
+from tunelab.errors import BadInputError, SweepLockedError
+from tunelab.journal.home import Home, SweepFolder
+from tunelab.journal.state import SweepState
 
 if TYPE_CHECKING:
+    from tunelab.engine.going_on import Wish
     from tunelab.engine.sweeping import Outcome
-    from tunelab.journal.state import SweepState
     from tunelab.trackers.tracking import Tracking
 
 # Status -> how a summary calls it; the completed come first and are always told.
@@ -42,6 +45,12 @@ _CHANGES = [
 _PLACE = [
     click.option("--address", default="local", show_default=True, help="Ray cluster: local, auto or HOST:PORT."),
     click.option("--tracking", metavar="NAME|FILE", help="Where MLflow tracks to: local, server, none, or a TOML file."),
+]
+
+
+_CODE = [
+    click.option("--code", type=click.Choice(["current", "snapshot"]), help="Which code, when the file has changed since."),
+    click.option("--amend", is_flag=True, help="Go on although space, objective, seed, searcher or scheduler have changed."),
 ]
 
 
@@ -83,6 +92,48 @@ def check_address(address: str) -> None:
         )
 
 
+def session_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--concurrent --address --tracking --code --amend`: of another session of a sweep that exists."""
+    return _all([_BUDGET[2], *_PLACE, *_CODE], function)
+
+
+def idle(home: Path, name: str) -> tuple[SweepFolder, SweepState]:
+    """The sweep called `name`, which no driver may be running.
+
+    Raises:
+        SweepLockedError: One does.
+    """
+    folder = Home(home).find(name)
+    if folder.is_running():
+        raise SweepLockedError(
+            f"{folder.path.name} is being run by another driver. Watch it with: {common.suggest('show', folder)}"
+        )
+    return folder, folder.load()
+
+
+def go_on(folder: SweepFolder, state: SweepState, wish: Wish, as_json: bool) -> int:
+    """Run another session of a sweep as it is wished for, and return the exit status."""
+    from tunelab.cli.watch import make_watcher
+    from tunelab.engine.going_on import catch_up, plan
+    from tunelab.engine.sweeping import resume
+
+    check_address(wish.address)
+    made = plan(folder, state, wish)
+    if made is None:
+        done = f"{common.ended(state)} of {state.budget['trials']} trials have ended"
+        click.echo(f"{state.sweep} is finished: {done}. More: {common.suggest('extend', folder, '--trials +N')}", err=True)
+        if where := catch_up(folder, state, wish.tracking):
+            click.echo(f"All of it is tracked: {where}", err=True)
+        return 0
+    with make_watcher() as watcher:
+        watcher.say(f"Ray: {wish.address}. Tracking: {made.tracking.describe()}.")
+        if made.amendment is not None:
+            how = "Amended" if made.amendment.data["forced"] else "Changed since the session before"
+            watcher.say(f"{how}: {'; '.join(made.amendment.data['changes'])}")
+        watcher.say(goes_on(state, made.experiment.budget.trials, wish.reopen))
+        return tell(resume(replace(made, watcher=watcher), folder), as_json)
+
+
 def tracking_for(flag: str | None, home: Path, root: Path | None) -> Tracking:
     """Where to track to; see `trackers/tracking.py` for the order of precedence."""
     from tunelab.trackers.tracking import resolve_tracking
@@ -95,7 +146,16 @@ def tell(done: Outcome, as_json: bool) -> int:
     state, name = done.state, done.state.sweep
     counts = common.counts(state)
     if as_json:
-        common.emit_json({"sweep": name, "outcome": done.outcome, "reason": done.reason, "counts": counts, **_best(state)})
+        common.emit_json(
+            {
+                "sweep": name,
+                "outcome": done.outcome,
+                "reason": done.reason,
+                "tracked": done.tracked,
+                "counts": counts,
+                **_best(state),
+            }
+        )
     else:
         _tell(done, state, name, counts)
     if done.outcome == "interrupted":
@@ -108,15 +168,9 @@ def _tell(done: Outcome, state: SweepState, name: str, counts: dict[str, int]) -
     from tunelab.analysis import text
 
     folder = done.folder
-    if not done.tracked:
-        again = common.suggest("resume", folder)
-        click.echo(f"Not everything is tracked yet, see {folder.path / 'tracker.log'}: {again}", err=True)
-    unfinished = state.unfinished()
     if done.outcome in ("interrupted", "out of time"):
-        how = "interrupted" if all(trial.status is Status.INTERRUPTED for trial in unfinished) else "unfinished"
-        rest = f" {len(unfinished)} {how} ({'; '.join(_on_hand(state, trial) for trial in unfinished)})." if unfinished else ""
         again = common.suggest("resume", folder, "" if done.outcome == "interrupted" else "--time SECONDS")
-        click.echo(f"{done.outcome}: {done.reason}.{rest} Go on:  {again}", err=True)
+        click.echo(f"{done.outcome}: {done.reason}.{left(state)} Go on:  {again}", err=True)
     elif done.outcome == "aborted":
         click.echo(f"{name} was aborted: {done.reason}", err=True)
     elif state.counted() < state.budget["trials"]:
@@ -138,6 +192,15 @@ def _tell(done: Outcome, state: SweepState, name: str, counts: dict[str, int]) -
         click.echo(f"Next:  {common.suggest('compare', folder, short=True)}", err=True)
         if found.exportable:
             click.echo(f"       {common.suggest('export', folder, '--to model/', short=True)}", err=True)
+
+
+def left(state: SweepState) -> str:
+    """` 2 interrupted (0013 at epoch 9; 0014 at epoch 4).`, or nothing: which trials can go on, and from where."""
+    unfinished = state.unfinished()
+    if not unfinished:
+        return ""
+    how = "interrupted" if all(trial.status is Status.INTERRUPTED for trial in unfinished) else "unfinished"
+    return f" {len(unfinished)} {how} ({'; '.join(_on_hand(state, trial) for trial in unfinished)})."
 
 
 def _on_hand(state: SweepState, trial: Trial) -> str:
@@ -168,15 +231,17 @@ def _best(state: SweepState) -> dict[str, Any]:
     }
 
 
-def goes_on(state: SweepState, budget: Mapping[str, Any]) -> str:
-    """`13 ended stay; 0013 goes on from epoch 9; 17 to come`: what a resume with this budget will do."""
+def goes_on(state: SweepState, trials: int, reopen: Sequence[int] = ()) -> str:
+    """`13 ended stay; 0013 goes on from epoch 9; 17 to come`: what a resume with so many trials in all will do."""
     from tunelab.analysis import text
 
-    ended = sum(trial.status.ended for trial in state.trials.values())
+    ended = sum(trial.status.ended and trial.number not in reopen for trial in state.trials.values())
     parts = [f"{ended} ended stay"]
-    for trial in state.unfinished():
+    for trial in state.trials.values():
+        if trial.status.ended and trial.number not in reopen:
+            continue
         kept = trial.latest_checkpoint()
         start = f"goes on from {text.axis(state)} {text.step_text(kept.step)}" if kept else "starts from the beginning"
         parts.append(f"{trial.id} {start}")
-    parts.append(f"{max(0, budget['trials'] - state.counted())} to come")
+    parts.append(f"{max(0, trials - state.counted())} to come")
     return f"{state.sweep}: {'; '.join(parts)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import click
 from tunelab.analysis import text
 from tunelab.analysis.why import why
 from tunelab.cli import common
+from tunelab.core.failures import Failure
 from tunelab.core.select import shown_report
-from tunelab.core.trial import Status, Trial
+from tunelab.core.trial import Attempt, Status, Trial
 from tunelab.journal import read_events
 from tunelab.journal.home import Home, SweepFolder, load_trial
 from tunelab.journal.state import SweepState
@@ -39,7 +41,8 @@ def command(name: str, show_all: bool, home: Path, as_json: bool) -> None:
 def headline(state: SweepState) -> str:
     """`sweep digits-mlp.1: 32 trials, tpe, asha, seed 0, git 4f2c1e9`: what the sweep is made of."""
     experiment = state.experiment
-    parts = [f"{state.budget['trials']} trials"]
+    count = state.budget["trials"]
+    parts = [f"{count} trial{'s'[: count != 1]}"]
     if state.budget.get("time_s"):
         parts.append(f"at most {text.span_text(state.budget['time_s'])}")
     parts += [experiment["searcher"]["name"], experiment["scheduler"]["name"], f"seed {experiment['seed']}"]
@@ -62,7 +65,14 @@ def trial_row(state: SweepState, trial: Trial, names: dict[str, bool]) -> list[s
 def remark(trial: Trial) -> str:
     """What is to be said of a trial in half a line."""
     own = "baseline" if trial.origin == "baseline" else ""
-    return ", ".join(part for part in (own, trial.reason.partition("\n")[0]) if part)
+    return ", ".join(part for part in (own, _retried(trial), trial.reason.partition("\n")[0]) if part)
+
+
+def _retried(trial: Trial) -> str:
+    """`tried again after lost and hung`: the failures that were not the trial's end."""
+    survived = trial.attempts if trial.status is Status.RETRYING else trial.attempts[:-1]
+    failures = [attempt.failure for attempt in survived if attempt.failure]
+    return f"tried again after {' and '.join(failures)}" if failures else ""
 
 
 def _show_sweep(folder: SweepFolder, state: SweepState, latest: int | None, as_json: bool) -> None:
@@ -70,9 +80,14 @@ def _show_sweep(folder: SweepFolder, state: SweepState, latest: int | None, as_j
     if as_json:
         data: dict[str, Any] = {"sweep": state.sweep, "state": common.sweep_status(folder, state), "folder": str(folder.path)}
         data |= {"experiment": state.experiment, "facts": state.facts, "budget": state.budget}
+        data["amendments"] = [asdict(amendment) for amendment in state.amendments]
         common.emit_json(data | {"elapsed_s": state.elapsed_s, "trials": [_trial_json(state, trial) for trial in trials]})
         return
     click.echo(headline(state))
+    if "rerun_of" in state.facts:
+        click.echo(f"a rerun of {state.facts['rerun_of']}")
+    for amendment in state.amendments:
+        click.echo(f"{text.amendment_text(amendment)}: {'; '.join(amendment.changes)}")
     numbers = ", ".join(f"{number} {status}" for status, number in common.counts(state).items())
     click.echo(f"{common.sweep_status(folder, state)} after {text.span_text(state.elapsed_s)}: {numbers or 'no trials yet'}")
     if state.sessions and state.sessions[-1].reason:
@@ -85,13 +100,14 @@ def _show_sweep(folder: SweepFolder, state: SweepState, latest: int | None, as_j
         columns = ["trial", "state", text.axis(state), text.metric(state), "best@", *names, ""]
         common.show_table(columns, [trial_row(state, trial, names) for trial in shown])
     for trial in shown:
-        if trial.status is Status.FAILED and trial.attempts:
+        failure = trial.attempts[-1].failure if trial.attempts else None
+        if trial.status in (Status.FAILED, Status.INFEASIBLE) and failure not in (None, Failure.INFEASIBLE):
             _show_failure(trial)
 
 
 def _show_failure(trial: Trial) -> None:
     attempt = trial.attempts[-1]
-    click.echo(f"\n{trial.id} failed in attempt {attempt.number}: {trial.reason or attempt.message}")
+    click.echo(f"\n{trial.id} {trial.status.value} in attempt {attempt.number}: {trial.reason or attempt.message}")
     for line in attempt.details.rstrip().splitlines()[-4:]:
         click.echo(f"  {line}")
 
@@ -139,4 +155,14 @@ def _trial_json(state: SweepState, trial: Trial) -> dict[str, Any]:
         "value": trial.last.value if trial.last else None,
         "best": None if best is None else {"value": best.value, "step": best.step, "checkpoint": best.checkpoint},
         "failure": trial.attempts[-1].failure if trial.attempts else None,
+        "failures": [
+            {"attempt": attempt.number, "failure": attempt.failure, "message": attempt.message, "then": _then(trial, attempt)}
+            for attempt in trial.attempts
+            if attempt.failure
+        ],
     }
+
+
+def _then(trial: Trial, attempt: Attempt) -> str:
+    """What followed from a failure: `retry`, or the trial's end."""
+    return trial.status.value if attempt is trial.attempts[-1] and trial.status.ended else "retry"

@@ -9,7 +9,7 @@ import click
 
 from tunelab.cli import common
 from tunelab.journal.home import Home
-from tunelab.trackers.tracking import Tracking, resolve_tracking
+from tunelab.trackers.tracking import resolve_tracking
 
 
 @click.command
@@ -22,14 +22,13 @@ from tunelab.trackers.tracking import Tracking, resolve_tracking
 def command(sweep: str | None, port: int, tracking: str | None, home: Path) -> None:
     """Open the MLflow pages that SWEEP is tracked to, or the project's. Ctrl-C ends a server that this started."""
     if sweep is not None:
-        state = Home(home).find(sweep).load()
-        journalled = state.sessions[-1].tracking if state.sessions else None
-    else:
-        journalled = None
-    if journalled is not None and tracking is None:
-        chosen = Tracking.from_json(journalled)
+        from tunelab.engine.code import tracking_of
+
+        folder = Home(home).find(sweep)
+        chosen = tracking_of(folder.load(), tracking, folder.path.absolute().parent, Path.cwd(), os.environ)
     else:
         chosen = resolve_tracking(tracking, home=home, project_root=Path.cwd(), environ=os.environ)
     from tunelab.trackers.ui import serve_ui
 
+    common.record_what_is_missing(home)  # now: this ends only with Ctrl-C
     serve_ui(chosen, port=port)

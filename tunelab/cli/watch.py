@@ -47,7 +47,7 @@ class View:
         self.interrupted: dict[int, None] = {}
         self.recent: deque[int] = deque(maxlen=RECENT)
         self.stopped = self.failed = self.infeasible = 0
-        self._ended: set[int] = set()
+        self._ended: dict[int, Status] = {}
         self._changed: set[int] = set()
         self._best: dict[int, tuple[float, int, str]] = {}  # trial -> (rank key, its number, text)
         self._top: tuple[float, int, str] | None = None
@@ -99,11 +99,18 @@ class View:
         else:
             self.interrupted.pop(trial.number, None)
         if trial.status.ended and trial.number not in self._ended:
-            self._ended.add(trial.number)
+            self._ended[trial.number] = trial.status
             self.recent.append(trial.number)
-            self.infeasible += trial.status is Status.INFEASIBLE
-            self.stopped += trial.status is Status.STOPPED
-            self.failed += trial.status is Status.FAILED
+            self._count(trial.status, 1)
+        elif not trial.status.ended and trial.number in self._ended:  # reopened
+            self._count(self._ended.pop(trial.number), -1)
+            if trial.number in self.recent:
+                self.recent.remove(trial.number)
+
+    def _count(self, status: Status, change: int) -> None:
+        self.infeasible += change * (status is Status.INFEASIBLE)
+        self.stopped += change * (status is Status.STOPPED)
+        self.failed += change * (status is Status.FAILED)
 
 
 def estimate_left_s(elapsed_s: float, ended: int, trials: int, time_s: float | None) -> float | None:
@@ -238,7 +245,7 @@ class PlainLines:
         if self._held and event.kind == "finished" and event.trial == self._held[0]:
             self._held = None  # this event's line says the same
         self._release()
-        if not self._headed:
+        if not self._headed and event.kind != "amended":  # the session that follows it brings its budget
             self._headed = True
             self.say(headline(state))
         if event.trial is not None and (line := self._line(state, event, state.trials[event.trial])):
@@ -264,7 +271,8 @@ class PlainLines:
             from_step = event.data["from_step"]
             origin = "" if from_step is None else f", from {text.axis(state)} {text.step_text(from_step)}"
             baseline = "baseline; " if trial.origin == "baseline" else ""
-            return f"{trial.id} starts{again}{origin}: {baseline}{text.config_text(trial.config, text.varied(state))}"
+            config = text.config_text(trial.config, text.varied(state)) or f"seed {trial.seed}"  # a rerun varies nothing else
+            return f"{trial.id} starts{again}{origin}: {baseline}{config}"
         if event.kind == "finished":
             is_last = not self._view.running and self._view.ended >= state.budget["trials"]  # a summary follows
             return _ended(state, trial) + ("" if is_last else f" | {footer(self._view, state, self._clock())}")

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tunelab.core import failures
+from tunelab.core.failures import OnFailure
 from tunelab.core.protocols import Scheduler, Searcher
+from tunelab.core.reduce import REDUCTIONS
 from tunelab.core.space import Space
 from tunelab.core.trial import Config, derive_seed
 from tunelab.errors import InvalidExperimentError
@@ -167,6 +170,13 @@ class Experiment:
         reports: `"auto"` waits for the decision at each report, unless reports come faster than every 20 ms: then about every
             0.1 s, and always at a step at which the scheduler has something to say. `"lockstep"` waits at each, whatever it
             costs; `"coalesced"` waits about every 0.1 s. No report is dropped.
+        reduce: Metric -> `"mean"`, `"sum"`, `"min"` or `"max"` of what all ranks report under that name. Other metrics are
+            rank 0's.
+        report_timeout_s: A trial that reports nothing for so many seconds hangs: its stacks are kept, its workers replaced,
+            and it is tried once more. None waits forever. Counts from when the train loop begins.
+        on_failure: Failure class -> `OnFailure(...)`, where something else is to follow than docs/failures.md says.
+        alone_wait_s: A trial that ran out of memory is tried again alone: nothing new starts until the others have ended,
+            for at most so many seconds. Then it starts beside them.
         recycle_after: Warm workers are replaced after so many trials; None for no limit.
         max_growth_mb: A warm worker whose memory has grown by more than this since its first trial is replaced; None for no
             limit.
@@ -186,6 +196,10 @@ class Experiment:
     trial_seeds: Literal["derived", "same"] = "derived"
     isolation: Literal["warm", "fresh"] = "warm"
     reports: Literal["auto", "lockstep", "coalesced"] = "auto"
+    reduce: Mapping[str, Literal["mean", "sum", "min", "max"]] = field(default_factory=dict)
+    report_timeout_s: float | None = None
+    on_failure: Mapping[str, OnFailure] = field(default_factory=dict)
+    alone_wait_s: float = 600.0
     recycle_after: int | None = None
     max_growth_mb: float | None = 2048.0
 
@@ -253,6 +267,12 @@ class Experiment:
             found.append(f"isolation needs 'warm' or 'fresh', got {self.isolation!r}.")
         if self.reports not in ("auto", "lockstep", "coalesced"):
             found.append(f"reports needs 'auto', 'lockstep' or 'coalesced', got {self.reports!r}.")
+        found += self._reduce_problems()
+        if self.report_timeout_s is not None and not (_is_number(self.report_timeout_s) and self.report_timeout_s > 0):
+            found.append(f"report_timeout_s needs a time > 0 in seconds or None, got {self.report_timeout_s!r}.")
+        found += failures.problems(self.on_failure)
+        if not _is_number(self.alone_wait_s) or self.alone_wait_s < 0:
+            found.append(f"alone_wait_s needs a time >= 0 in seconds, got {self.alone_wait_s!r}.")
         if self.recycle_after is not None and not (_is_int(self.recycle_after) and self.recycle_after >= 1):
             found.append(f"recycle_after needs a number of trials >= 1 or None, got {self.recycle_after!r}.")
         if self.max_growth_mb is not None and not (_is_number(self.max_growth_mb) and self.max_growth_mb > 0):
@@ -263,6 +283,17 @@ class Experiment:
                 "RunConfig.checkpoint_config is not used in a sweep: say Experiment(retention=Retention(...)) instead."
             )
         return found
+
+    def _reduce_problems(self) -> list[str]:
+        if not isinstance(self.reduce, Mapping):
+            return [f'reduce needs a dictionary such as {{"loss": "mean"}}, got {self.reduce!r}.']
+        found = [
+            f"reduce[{name!r}] needs one of {', '.join(map(repr, REDUCTIONS))}, got {how!r}."
+            for name, how in self.reduce.items()
+            if not isinstance(how, str) or how not in REDUCTIONS
+        ]
+        step = getattr(self.objective, "step", None)
+        return found + [f"reduce cannot name the step {step!r}: all ranks are at the same one."] * (step in self.reduce)
 
     def _settle_space(self) -> list[str]:
         if isinstance(self.space, Space):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Collection
 
 from tunelab.core.experiment import Retention
 from tunelab.core.select import best_report
@@ -27,9 +28,9 @@ class Retainer:
     def to_delete(self, trial: Trial) -> list[tuple[int, str]]:
         """(trial number, checkpoint) of what may be deleted now that `trial` has changed."""
         self._trials[trial.number] = trial
-        return [pair for number in self._update_top(trial) for pair in self._surplus(self._trials[number])]
+        return [pair for number in self.rank(trial) for pair in self.surplus(self._trials[number])]
 
-    def _update_top(self, trial: Trial) -> list[int]:
+    def rank(self, trial: Trial) -> list[int]:
         """Rank the trial anew and return the trials whose checkpoints have to be looked at."""
         before = {number for _, number in self._top}
         self._top = [entry for entry in self._top if entry[1] != trial.number]
@@ -41,7 +42,8 @@ class Retainer:
         dropped = before - {number for _, number in self._top} - {trial.number}
         return [trial.number, *dropped]
 
-    def _surplus(self, trial: Trial) -> list[tuple[int, str]]:
+    def surplus(self, trial: Trial) -> list[tuple[int, str]]:
+        """What may be deleted of one trial, by what was ranked so far."""
         kept = trial.kept()
         finite = [report for report in kept if rank_key(report.value, self._mode) != float("inf")]
         by_value = sorted(finite, key=lambda report: rank_key(report.value, self._mode))
@@ -55,3 +57,17 @@ class Retainer:
         surplus = [report.checkpoint for report in kept if report.checkpoint not in needed]
         surplus += sorted(trial.superseded - trial.deleted - needed)
         return [(trial.number, checkpoint) for checkpoint in surplus if checkpoint is not None]
+
+
+def surplus(trials: Collection[Trial], retention: Retention, mode: str) -> list[tuple[int, str]]:
+    """(trial number, checkpoint) of everything that nothing can need, in a sweep that stands still.
+
+    Args:
+        trials: All of the sweep's.
+        retention: The three counts; they may be others than those that it ran with.
+        mode: `"max"` or `"min"`.
+    """
+    retainer = Retainer(retention, mode)
+    for trial in trials:  # all are ranked before the first is judged
+        retainer.rank(trial)
+    return [pair for trial in trials for pair in retainer.surplus(trial)]

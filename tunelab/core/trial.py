@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -37,10 +37,11 @@ class Report(NamedTuple):
         trial: Number of the trial within its sweep, from 0.
         attempt: Which start of the trial said it, from 1.
         step: Position on the objective's declared axis (`epoch`, `round`). Increases within an attempt.
-        value: The objective as reported; NaN and infinities are possible and rank worst.
+        value: The objective as reported, or NaN where any metric is NaN; NaN and infinities rank worst.
         metrics: Everything rank 0 reported, numbers and short strings.
         checkpoint: Folder of the checkpoint relative to the sweep's storage, or None if the report had none.
         at: When, in seconds since the epoch.
+        size: Number of files and bytes of the checkpoint when it was reported, where the driver could see it.
     """
 
     trial: int
@@ -50,6 +51,7 @@ class Report(NamedTuple):
     metrics: Mapping[str, Any] = {}
     checkpoint: str | None = None
     at: float = 0.0
+    size: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ class Trial:
     decisions: list[Decided] = field(default_factory=list)
     deleted: set[str] = field(default_factory=set)  # checkpoints that retention removed
     superseded: set[str] = field(default_factory=set)  # checkpoints of reports that a retry recomputed
+    reopened: list[int] = field(default_factory=list)  # after which attempts it was reopened, though it had failed
 
     @property
     def id(self) -> str:
@@ -139,6 +142,11 @@ class Trial:
     def attempt(self) -> int:
         """Number of the latest attempt; 0 before the first."""
         return len(self.attempts)
+
+    @property
+    def counted_attempts(self) -> list[Attempt]:
+        """The attempts that count against the limits of retries: those since it was last reopened."""
+        return self.attempts[self.reopened[-1] :] if self.reopened else self.attempts
 
     @property
     def last(self) -> Report | None:
@@ -166,6 +174,20 @@ def derive_seed(*parts: int | str) -> int:
     """
     digest = hashlib.sha256("/".join(str(part) for part in parts).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
+
+
+def measured(metrics: Mapping[str, Any], name: str, otherwise: float) -> float:
+    """What was reported as `name`, or `otherwise` where it is missing or no number."""
+    value = metrics.get(name)
+    try:
+        return float(value) if isinstance(value, (int, float)) else otherwise
+    except OverflowError:
+        return otherwise
+
+
+def nan_metric(metrics: Mapping[str, Any]) -> str | None:
+    """A metric that is NaN: the trial has diverged, whatever its objective says, for accuracy alone would hide it."""
+    return next((name for name, value in metrics.items() if isinstance(value, float) and math.isnan(value)), None)
 
 
 def rank_key(value: float, mode: str) -> float:

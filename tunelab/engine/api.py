@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tunelab.core import select
-from tunelab.core.experiment import Budget, Experiment
+from tunelab.core.experiment import Experiment
 from tunelab.errors import BadInputError, NoCheckpointError, UnfinishedSweepError
 from tunelab.journal import SweepState, read_events
 from tunelab.journal.home import DEFAULT_HOME, Home, SweepFolder, load_trial
@@ -17,6 +17,10 @@ from tunelab.journal.home import DEFAULT_HOME, Home, SweepFolder, load_trial
 if TYPE_CHECKING:
     import pandas
 
+    from tunelab.core.experiment import Retention
+    from tunelab.engine.collecting import Surplus
+    from tunelab.engine.going_on import Wish
+    from tunelab.engine.rerunning import Rerun
     from tunelab.engine.sweeping import Watcher
 
 
@@ -124,7 +128,9 @@ class Sweep:
         *,
         trials: int | None = None,
         time_s: float | None = None,
+        concurrent: int | None = None,
         code: Literal["current", "snapshot"] | None = None,
+        amend: bool = False,
         address: str = "local",
         tracking: str | None = None,
         root: str | Path | None = None,
@@ -135,27 +141,137 @@ class Sweep:
         Args:
             trials: Most trials in all.
             time_s: Wall-clock budget in all.
+            concurrent: Most trials at a time.
             code: For a sweep started from a file that has changed since: `current` or `snapshot`.
+            amend: Whether space, objective, seed, searcher, baseline or scheduler may have changed; the change is recorded.
             address: Ray cluster.
             tracking: None tracks where the sweep did before.
             root: The project's root, for a sweep started in Python. Default: the current folder.
             watcher: Shows the sweep.
         """
-        from tunelab.engine.code import SNAPSHOT, Code, code_of, refuse_difference, tracking_of
-        from tunelab.engine.sweeping import Plan, Silence, resume
+        from tunelab.engine.going_on import Wish
 
-        state, home = self.state, Home(self.folder.path.parent)
-        given = self._experiment
-        if given is None or (self.folder.path / SNAPSHOT).is_file():
-            found = code_of(self.folder, state, code)
+        wish = Wish(
+            trials=trials, time_s=time_s, concurrent=concurrent, code=code, amend=amend, address=address, tracking=tracking
+        )  # fmt: skip
+        return self._go_on(self.state, wish, root, watcher)
+
+    def extend(
+        self, *, trials: int | str | None = None, time_s: float | str | None = None, root: str | Path | None = None, **how: Any
+    ) -> Sweep:
+        """Give the sweep a larger budget and go on with it.
+
+        Args:
+            trials: `"+20"` for 20 more, 84 for 84 in all.
+            time_s: `"+600"` for ten minutes more, 3600 for an hour in all.
+            root: As in `resume`.
+            how: `concurrent`, `code`, `amend`, `address`, `tracking` and `watcher`, as in `resume`.
+        """
+        from tunelab.engine.going_on import more
+
+        if trials is None and time_s is None:
+            raise BadInputError('Say by how much: extend(trials="+20"), extend(time_s="+600"), or both.')
+        budget = self.state.budget
+        return self.resume(
+            trials=None if trials is None else int(more(budget["trials"], str(trials), "trials")),
+            time_s=None if time_s is None else more(budget["time_s"], str(time_s), "time"),
+            root=root,
+            **how,
+        )
+
+    def retry(
+        self,
+        *trials: int | str,
+        address: str = "local",
+        tracking: str | None = None,
+        code: Literal["current", "snapshot"] | None = None,
+        root: str | Path | None = None,
+        watcher: Watcher | None = None,
+    ) -> Sweep:
+        """Try failed trials again, from their latest checkpoints and with their retries counted anew, and go on.
+
+        Args:
+            trials: Numbers of failed or infeasible ones. Without any: all that have failed.
+            address: Ray cluster.
+            tracking: None tracks where the sweep did before.
+            code: As in `resume`.
+            root: As in `resume`.
+            watcher: Shows the sweep.
+        """
+        from tunelab.engine.going_on import Wish, to_retry
+
+        state = self.state
+        wish = Wish(reopen=to_retry(state, [int(trial) for trial in trials]), address=address, tracking=tracking, code=code)
+        return self._go_on(state, wish, root, watcher)
+
+    def stop(self, *, now: bool = False) -> Sweep:
+        """Have the driver that runs the sweep, in another process, stop as after Ctrl-C, and wait until it has ended.
+
+        Args:
+            now: Whether not to wait for trials' next reports.
+
+        Raises:
+            BadInputError: No driver runs it.
+        """
+        from tunelab.engine.stopping import stop
+
+        stop(self.folder, now=now)
+        return self
+
+    def rerun(
+        self,
+        trial: int | str,
+        *,
+        seeds: int | None = None,
+        code: Literal["current", "snapshot"] | None = None,
+        address: str = "local",
+        tracking: str | None = None,
+        root: str | Path | None = None,
+        watcher: Watcher | None = None,
+    ) -> Rerun:
+        """Run a trial once more in a sweep of its own, without early stopping, and compare.
+
+        Args:
+            trial: Its number.
+            seeds: How many other seeds to run it with. None runs it with its own, to be compared step by step.
+            code: As in `resume`.
+            address: Ray cluster.
+            tracking: None tracks where the sweep did.
+            root: As in `resume`.
+            watcher: Shows the rerun.
+        """
+        from tunelab.engine import rerunning
+
+        state, number = load_trial(self.folder, int(trial))
+        made = rerunning.plan(
+            self.folder, state, number, seeds=seeds, code=code, address=address, tracking=tracking,
+            experiment=self._experiment, root=None if root is None else Path(root), watcher=watcher,
+        )  # fmt: skip
+        return rerunning.run(made, state.trials[number])[1]
+
+    def gc(self, keep: Retention | None = None, *, dry_run: bool = False) -> list[Surplus]:
+        """Delete checkpoints that the counts in `keep` do not keep, and return what was deleted.
+
+        Args:
+            keep: The counts; None takes the experiment's.
+            dry_run: Whether to delete nothing and only return what would go.
+
+        Raises:
+            SweepLockedError: The sweep is running.
+        """
+        from tunelab.engine.collecting import collect, retention_of
+
+        return collect(self.folder, keep or retention_of(self.state), dry_run=dry_run)
+
+    def _go_on(self, state: SweepState, wish: Wish, root: str | Path | None, watcher: Watcher | None) -> Sweep:
+        from tunelab.engine.going_on import catch_up, plan
+        from tunelab.engine.sweeping import Silence, resume
+
+        made = plan(self.folder, state, wish, experiment=self._experiment, root=None if root is None else Path(root))
+        if made is None:
+            catch_up(self.folder, state, wish.tracking)
         else:
-            found = Code(given, Path(root or Path.cwd()).resolve(), None, None, None, None, {})
-            refuse_difference(state, given)
-        budget = state.budget | {k: v for k, v in (("trials", trials), ("time_s", time_s)) if v is not None}
-        experiment = replace(found.experiment, budget=Budget(**budget))
-        chosen = tracking_of(state, tracking, home.path, found.root, os.environ)
-        plan = Plan(home=home, tracking=chosen, address=address, storage=state.facts.get("storage"), **vars(found))
-        resume(replace(plan, experiment=experiment, watcher=watcher or Silence()), self.folder)
+            resume(replace(made, watcher=watcher or Silence()), self.folder)
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,11 +12,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tunelab.core.experiment import Experiment
-from tunelab.engine.description import describe, difference
+from tunelab.core.trial import measured
+from tunelab.engine.description import describe, difference, harmless_difference
 from tunelab.engine.loading import load_experiment, load_snapshot_experiment
 from tunelab.engine.overrides import apply_overrides
 from tunelab.errors import BadInputError
-from tunelab.journal import SweepState
+from tunelab.journal import Event, SweepState, events
 from tunelab.journal.home import SweepFolder
 from tunelab.trackers.tracking import Tracking, resolve_tracking
 
@@ -45,8 +47,8 @@ def code_of(folder: SweepFolder, state: SweepState, choice: Literal["current", "
         choice: `current` or `snapshot`; None takes the file if it is unchanged, or the copy if the file is gone.
 
     Raises:
-        BadInputError: The file has changed and it was not said which to use; or what the sweep stands on has changed; or the
-            sweep keeps no copy because it was started in Python.
+        BadInputError: The file has changed and it was not said which to use; or the sweep keeps no copy because it was started
+            in Python.
     """
     facts, kept = state.facts, folder.path / SNAPSHOT
     if not kept.is_file():
@@ -69,35 +71,68 @@ def code_of(folder: SweepFolder, state: SweepState, choice: Literal["current", "
     else:
         experiment = load_snapshot_experiment(folder, state)
         root, module, text = (root if root.is_dir() else folder.path), _module_of(experiment), None
-    refuse_difference(state, experiment)
     return Code(experiment, root, module, facts["file"], facts["variable"], text, facts["overrides"])
 
 
-def refuse_difference(state: SweepState, experiment: Experiment) -> None:
-    """Refuse an experiment whose space, objective, searcher, scheduler, seed or baseline is not the sweep's.
+def amendment(state: SweepState, experiment: Experiment, *, amend: bool) -> Event | None:
+    """What is to be journalled of how `experiment` differs from the sweep's, or None where it does not.
+
+    Args:
+        state: The sweep's.
+        experiment: What is to be run from now on.
+        amend: Whether it may differ in what proposals and decisions follow from; see docs/decisions/amend.md.
 
     Raises:
-        BadInputError: Says what has changed.
+        BadInputError: Says what has changed, and what can be done about it.
     """
-    if changed := difference(state.experiment, describe(experiment)):
+    new = describe(experiment)
+    fixed, harmless = difference(state.experiment, new), harmless_difference(state.experiment, new)
+    if fixed and not amend:
         raise BadInputError(
             f"{state.sweep} cannot go on with a different experiment:\n"
-            + "\n".join(f"  - {line}" for line in changed)
-            + "\nStart another sweep with: tunelab sweep --new, or undo the change."
+            + "\n".join(f"  - {line}" for line in fixed)
+            + "\nUndo the change, record it with --amend, or start another sweep with: tunelab sweep --new"
         )
+    if problems := _not_amendable(state, new):
+        raise BadInputError(
+            f"{state.sweep} cannot be amended like this:\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
+            + "\nUndo the change, or start another sweep with: tunelab sweep --new"
+        )
+    if not fixed and not harmless:
+        return None
+    return events.amended(experiment=new, changes=[*fixed, *harmless], forced=bool(fixed))
+
+
+def _not_amendable(state: SweepState, new: Mapping[str, Any]) -> list[str]:
+    """Changes that what is recorded already cannot be read with."""
+    before, after = state.experiment["objective"], new["objective"]
+    reports = [report for trial in state.trials.values() for report in trial.reports]
+    found = []
+    if reports and before.get("step") != after.get("step"):
+        axes = f"step was {before.get('step')}, is {after.get('step')}"
+        found.append(f"objective: {axes}: reports, rungs and checkpoints are recorded by it")
+    metric = after["metric"]
+    lacking = sum(math.isnan(measured(report.metrics, metric, math.nan)) for report in reports)
+    if metric != before["metric"] and lacking:
+        found.append(f"objective: metric is {metric}, which {lacking} of {len(reports)} recorded reports do not hold")
+    return found
 
 
 def tracking_of(state: SweepState, flag: str | None, home: Path, root: Path, environ: Mapping[str, str]) -> Tracking:
     """Where a resumed sweep tracks to: where it did, unless a flag says otherwise.
 
-    A local store is looked for beside the sweep, since its folder may have been moved.
+    A local store is looked for beside the sweep, since its folder may have been moved or copied.
     """
-    before = state.sessions[-1].tracking if state.sessions else None
-    if flag is not None or before is None:
+    last = state.sessions[-1] if state.sessions else None
+    if flag is not None or last is None or last.tracking is None:
         return resolve_tracking(flag, home=home, project_root=root, environ=environ)
-    if before["kind"] == "local":
+    before = Tracking.from_json(last.tracking)
+    if "home" in last.code:
+        return before.moved(Path(last.code["home"]), home.absolute())
+    if before.kind == "local":
         return resolve_tracking("local", home=home, project_root=root, environ=environ)
-    return Tracking.from_json(before)
+    return before
 
 
 def _diff(kept: Path, current: Path, name: str) -> str:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from tunelab.core.experiment import Budget, Experiment
-from tunelab.core.failures import RULES, Failure, may_retry
+from tunelab.core.failures import Breaker, Failure, has_to_be_alone, may_retry, rules
 from tunelab.core.retain import Retainer
-from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial
+from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial, measured, nan_metric
+from tunelab.engine.lineup import Lineup
 from tunelab.journal import Event, Journal, SweepState, events
 
-SAME_ERROR_LIMIT = 3
 FAR_ENOUGH = "as far as was asked for"  # the reason of a session that `Plan.until` ended
 
 
@@ -36,6 +35,7 @@ class Launch:
     seed: int
     checkpoint: str | None  # relative to the sweep's storage
     from_step: float | None
+    alone: bool = False  # whether nothing else runs meanwhile
 
 
 class Conductor:
@@ -47,6 +47,8 @@ class Conductor:
         budget: The budget in force; its `trials` and `time_s` are totals over all sessions.
         max_failures: The user's retries for exceptions in the train loop.
         delete: Removes the checkpoint with this relative path; called after its deletion is journalled.
+        measure: Number of files and bytes of the checkpoint with this relative path, or None where that is not known.
+        torn: (trial, checkpoint, what is wrong) of each checkpoint that the journal refers to and that is not whole.
         notify: Called with the state and each new event.
         say: Shows a sentence to the user.
         clock: Seconds since the epoch.
@@ -60,14 +62,17 @@ class Conductor:
         budget: Budget,
         max_failures: int = 0,
         delete: Callable[[str], None] = lambda checkpoint: None,
+        measure: Callable[[str], Sequence[int] | None] = lambda checkpoint: None,
+        torn: Callable[[SweepState], Iterable[tuple[int, str, str]]] = lambda state: (),
         notify: Callable[[SweepState, Event], None] = lambda state, event: None,
         say: Callable[[str], None] = lambda text: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.experiment, self.budget = experiment, budget
         self.state = SweepState()
-        self._journal, self._max_failures = journal, max_failures
+        self._journal, self._rules, self._breaker = journal, rules(experiment.on_failure, max_failures), Breaker()
         self._delete, self._notify, self.say, self._clock = delete, notify, say, clock
+        self._measure, self._torn = measure, torn
         self._judge = experiment.scheduler.judge(experiment.objective, experiment.last_step())
         self._retainer = Retainer(experiment.retention, experiment.objective.mode)
         self._overdue: dict[int, Stop] = {}  # stops of other trials than the one that reported
@@ -77,41 +82,85 @@ class Conductor:
         self._keys: dict[int, set[str]] = {}  # keys reported by trials that have not reported the objective yet
         self._stop: tuple[str, str] | None = None  # (outcome, reason) once the sweep is to end early
         self._exhausted = False
-        self._again: deque[int] = deque()
+        self._again = Lineup(experiment.alone_wait_s, clock)
+        self._preempted: set[int] = set()  # running trials whose node is about to be taken away
+        self._outside: set[int] = set()  # trials that an amended space does not contain: the searcher is not told of them
         self._deadline = math.inf
         for event in journal.events():
             self.state.apply(event)
             if event.kind == "reported":
                 assert event.trial is not None
                 self._undecided[event.trial] = self._judge_latest(self.state.trials[event.trial])
-            elif event.kind == "decided":
+            elif event.kind in ("decided", "reopened"):
                 self._undecided.pop(event.trial, None)
+            elif event.kind == "finished":
+                assert event.trial is not None
+                self._breaker.ended(self.state.trials[event.trial])
+            if event.kind == "reopened":
+                self._breaker.reopened()
 
     # ---- the session ------------------------------------------------------------------------------------------------
 
-    def begin(self, session: Event) -> None:
-        """Start a session: settle what a killed driver left undecided and queue what can go on."""
+    def begin(self, session: Event, *, amendment: Event | None = None, reopen: Sequence[int] = ()) -> None:
+        """Start a session: settle what a killed driver left undecided and queue what can go on.
+
+        Args:
+            session: `session_started`.
+            amendment: `amended`, where the experiment differs from the one of the session before.
+            reopen: Failed or infeasible trials to try again.
+        """
         if self.budget.time_s is not None:
             self._deadline = self._clock() + self.budget.time_s - self.state.elapsed_s
+        if amendment is not None:
+            self._record(amendment)
         self._record(session)
+        if any(change.forced for change in self.state.amendments):
+            trials, space = self.state.trials.values(), self.experiment.space
+            self._outside = {trial.number for trial in trials if not space.contains(trial.config)}
+        self._pass_over_torn()
+        for number in reopen:
+            if self.state.trials[number].status in (Status.FAILED, Status.INFEASIBLE):  # another session may have come between
+                self._reopen(self.state.trials[number])
         for trial in self.state.unfinished():
             self._settle(trial)
         for trial in list(self.state.trials.values()):
             self._retain(trial)
 
+    def _pass_over_torn(self) -> None:
+        """Strike off checkpoints that a machine's crash has torn, before any other is deleted in their favour."""
+        for number, checkpoint, wrong in list(self._torn(self.state)):
+            self._record(events.checkpoint_deleted(number, checkpoint=checkpoint, by="check"))
+            trial = self.state.trials[number]
+            left = trial.latest_checkpoint()
+            axis = self.experiment.objective.step or "step"
+            instead = f"the one of {axis} {left.step:g} counts instead" if left else "the trial has no other"
+            self.say(f"{trial.id}: its checkpoint {checkpoint.rpartition('/')[2]} is not whole ({wrong}); {instead}")
+
+    def _reopen(self, trial: Trial) -> None:
+        """Take a trial's end back. It stands where it last reported something that had not diverged."""
+        stands = next((report for report in reversed(trial.reports) if diverged(report) is None), None)
+        self._record(events.reopened(trial.number, upto=stands.step if stands else None, reason="to be tried again"))
+        self._breaker.reopened()
+        self._undecided.pop(trial.number, None)
+        self._overdue.pop(trial.number, None)
+
     def _settle(self, trial: Trial) -> None:
         """Carry out what was decided, or followed, before a driver was killed; else the trial goes on."""
-        bad = trial.last and diverged(trial.last)
-        if trial.attempts and trial.attempts[-1].outcome not in (None, "interrupted"):
+        bad, rule = self._has_diverged(trial), self._rules[Failure.DIVERGED]
+        if trial.reopened and trial.reopened[-1] == trial.attempt:
+            self._queue(trial)
+        elif trial.attempts and trial.attempts[-1].outcome not in (None, "interrupted"):
             self._conclude(trial)
+        elif bad and rule.retries:
+            self._queue(trial)
         elif bad:
-            self._finish(trial, RULES[Failure.DIVERGED].ends_as, f"{Failure.DIVERGED.value}: {bad}")
+            self._finish(trial, rule.ends_as, f"{Failure.DIVERGED.value}: {bad}")
         elif self._journal_decision(trial, self._undecided.get(trial.number)) or (
             trial.decisions and trial.decisions[-1].action == "stop"
         ):
             self._finish(trial, Status.STOPPED, trial.decisions[-1].reason)
         else:
-            self._again.append(trial.number)
+            self._queue(trial)
 
     def end(self) -> str:
         """End the session and return its outcome: `finished`, `interrupted`, `out of time` or `aborted`."""
@@ -147,22 +196,40 @@ class Conductor:
     def next_launch(self) -> Launch | None:
         """The next attempt to start, journalled; None when there is none at the moment.
 
-        Trials that can go on come before new ones. Call it only when a slot is free: the searcher sees the trials that
-        have ended by now.
+        Trials that can go on come before new ones, and one that has to run alone before all others. Call it only when a slot
+        is free: the searcher sees the trials that have ended by now.
         """
-        if self.exhausted:
+        if self.exhausted or self._again.holds():
             return None
-        trial = self.state.trials[self._again.popleft()] if self._again else self._propose()
+        number = self._again.take()
+        trial = self._propose() if number is None else self.state.trials[number]
         if trial is None:
             return None
-        latest = trial.latest_checkpoint()
+        latest = self._goes_on_from(trial)
         checkpoint, from_step = (latest.checkpoint, latest.step) if latest else (None, None)
         self._record(events.started(trial.number, attempt=trial.attempt + 1, checkpoint=checkpoint, from_step=from_step))
-        return Launch(trial.number, trial.attempt, dict(trial.config), trial.seed, checkpoint, from_step)
+        self._again.started(trial.number)
+        alone = self._again.alone == trial.number
+        return Launch(trial.number, trial.attempt, dict(trial.config), trial.seed, checkpoint, from_step, alone)
+
+    def _queue(self, trial: Trial) -> None:
+        """The trial is to be tried again."""
+        others = self._again.add(trial.number, alone=has_to_be_alone(trial.counted_attempts, self._rules))
+        if others:
+            self.say(
+                f"{trial.id} ran out of memory: it is tried again alone, once {others} other trial{'s'[: others > 1]} "
+                f"{'have' if others > 1 else 'has'} ended, at the latest in {self.experiment.alone_wait_s:g} s"
+            )
+
+    def _goes_on_from(self, trial: Trial) -> Report | None:
+        """The report whose checkpoint the next attempt gets: the latest, but none of those with which the trial diverged."""
+        if not self._has_diverged(trial):
+            return trial.latest_checkpoint()
+        return next((report for report in reversed(trial.kept()) if diverged(report) is None), None)
 
     def _propose(self) -> Trial | None:
         number, experiment = len(self.state.trials), self.experiment
-        history = list(self.state.trials.values())
+        history = [trial for trial in self.state.trials.values() if trial.number not in self._outside]
         baseline = experiment.full_baseline() if number == 0 else None
         if baseline is not None:
             config, origin, note = baseline, "baseline", ""
@@ -202,20 +269,40 @@ class Conductor:
         if wrong := self._wrong_order(trial, step):
             self._fail(trial, *wrong)
             return False
-        value = float(metrics[objective.metric])
+        value = math.nan if nan_metric(metrics) else float(metrics[objective.metric])
         attempt = trial.attempt
-        self._record(events.reported(number, attempt=attempt, step=step, value=value, metrics=metrics, checkpoint=checkpoint))
+        size = None if checkpoint is None else self._measure(checkpoint)
+        self._record(
+            events.reported(number, attempt=attempt, step=step, value=value, metrics=metrics, checkpoint=checkpoint, size=size)
+        )
         decision = self._judge_latest(trial)
-        bad = diverged(trial.reports[-1])
-        if bad is not None:
-            self._fail(trial, Failure.DIVERGED, f"{bad} at {objective.step or 'step'} {step:g}")
+        axis = objective.step or "step"
+        if bad := self._has_diverged(trial):
+            self._fail(trial, Failure.DIVERGED, f"{bad} at {axis} {step:g}")
         elif self._journal_decision(trial, decision) or self._journal_decision(trial, self._overdue.pop(number, None)):
             self._end_attempt(trial, "stopped", message=trial.decisions[-1].reason)
             self._conclude(trial)
         elif self.stopping:
             self.interrupt(number)
+        elif checkpoint is not None and number in self._preempted and not self._is_last(trial, step):
+            self._fail(trial, Failure.PREEMPTED, f"its node is being taken away; it has a checkpoint of {axis} {step:g}")
         self._retain(trial)
         return trial.status is Status.RUNNING
+
+    def _has_diverged(self, trial: Trial) -> str | None:
+        """What has made a trial diverge: more diverged reports in a row, up to its latest, than are put up with."""
+        latest = trial.reports[-self._rules[Failure.DIVERGED].patience - 1 :]
+        found = [diverged(report) for report in latest]
+        return found[-1] if all(found) and len(found) > self._rules[Failure.DIVERGED].patience else None
+
+    def _is_last(self, trial: Trial, step: float) -> bool:
+        last = self.experiment.last_step(trial.config)
+        return last is not None and step >= last
+
+    def preempted(self, number: int) -> None:
+        """The node of a running trial is about to be taken away: it ends with its next checkpoint, and goes on elsewhere."""
+        if self.state.trials[number].status is Status.RUNNING:
+            self._preempted.add(number)
 
     def _wrong_order(self, trial: Trial, step: float) -> tuple[Failure, str] | None:
         """What is wrong with a step that does not come after the attempt's start and its reports so far."""
@@ -306,9 +393,11 @@ class Conductor:
 
     def _judge_latest(self, trial: Trial) -> Decision | None:
         """What the judge says of the trial's latest report. Called in the journal's order, live and when it is replayed."""
-        report = trial.reports[-1]
+        report, metric = trial.reports[-1], self.experiment.objective.metric
+        # The objective may have been another one when this was reported.
+        report = report._replace(value=measured(report.metrics, metric, report.value))
         if diverged(report) is not None:
-            report = Report(report.trial, report.attempt, report.step, math.nan, report.metrics, report.checkpoint, report.at)
+            report = report._replace(value=math.nan)
         own = None
         for decision in self._judge.decide(report):
             if decision.trial == trial.number:
@@ -350,9 +439,14 @@ class Conductor:
     def failed(self, number: int, failure: Failure, message: str, details: str = "") -> None:
         """The attempt failed: retried as `core/failures.py` says, else the trial ends."""
         trial = self.state.trials[number]
-        if trial.status is Status.RUNNING:
+        if trial.status is Status.RUNNING and failure is Failure.DISK_FULL:  # every other trial would meet it, too
+            if self.stop("interrupted", f"the disk is full ({trial.id}: {message}). Free some space first"):
+                self.say(f"The disk is full ({trial.id}: {message}): stopping at the next report")
+            self._end_attempt(trial, "interrupted", message=f"{failure.value}: {message}", details=details)
+        elif trial.status is Status.RUNNING:
+            if number in self._preempted and failure in (Failure.LOST, Failure.USER_ERROR):  # ranks that are left raise, too
+                failure, message = Failure.PREEMPTED, f"its node was taken away: {message}"
             self._fail(trial, failure, message, details)
-            self._break_circuit()
 
     def _fail(self, trial: Trial, failure: Failure, message: str, details: str = "") -> None:
         outcome = "infeasible" if failure is Failure.INFEASIBLE else "failed"
@@ -364,24 +458,26 @@ class Conductor:
         attempt = trial.attempts[-1]
         if attempt.failure is None:
             self._finish(trial, Status(attempt.outcome), attempt.message)
-        elif may_retry(failure := Failure(attempt.failure), trial.attempts, self._max_failures):
-            self._again.append(trial.number)
-        else:
-            self._finish(trial, RULES[failure].ends_as, f"{failure.value}: {attempt.message}")
-
-    def _break_circuit(self) -> None:
-        """The same error in each of the first trials will be in every later one."""
-        ended = [trial for trial in self.state.trials.values() if trial.status.ended]
-        errors = {(trial.attempts[-1].failure, trial.attempts[-1].message) for trial in ended if trial.attempts}
-        if len(ended) >= SAME_ERROR_LIMIT and len(errors) == 1 and all(trial.status is Status.FAILED for trial in ended):
-            self.stop("aborted", f"the first {len(ended)} trials failed with the same error: {errors.pop()[1]}")
+            return
+        failure, rule = Failure(attempt.failure), self._rules[Failure(attempt.failure)]
+        if may_retry(failure, trial.counted_attempts, rule):
+            self._queue(trial)
+            return
+        reason = f"{failure.value}: {attempt.message}"
+        self._finish(trial, rule.ends_as, reason)
+        if rule.then == "stop sweep":
+            self.stop("aborted", f"{trial.id}: {reason}")
 
     def _end_attempt(self, trial: Trial, outcome: str, **fields: Any) -> None:
         self._record(events.attempt_ended(trial.number, attempt=trial.attempt, outcome=outcome, **fields))
+        self._again.ended(trial.number)
+        self._preempted.discard(trial.number)
 
     def _finish(self, trial: Trial, status: Status, reason: str) -> None:
         self._record(events.finished(trial.number, status=status.value, reason=reason))
         self._retain(trial)
+        if hopeless := self._breaker.ended(trial):
+            self.stop("aborted", hopeless)
 
     def _retain(self, trial: Trial) -> None:
         for number, checkpoint in self._retainer.to_delete(trial):
@@ -407,8 +503,7 @@ def _is_usable(value: Any, is_step: bool) -> bool:
 
 
 def diverged(report: Report) -> str | None:
-    """What makes a report diverge: a NaN metric (accuracy alone would hide it) or an infinite objective; None otherwise."""
-    for name, metric in report.metrics.items():
-        if isinstance(metric, float) and math.isnan(metric):
-            return f"{name} is NaN"
+    """What makes a report diverge: a NaN metric, or an infinite objective; None otherwise."""
+    if name := nan_metric(report.metrics):
+        return f"{name} is NaN"
     return None if math.isfinite(report.value) else f"the objective is {report.value}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,10 +12,14 @@ from tunelab.core.experiment import Experiment
 from tunelab.core.space import Space
 from tunelab.core.values import value_text
 
-# What resume holds fixed: proposals and decisions follow from these.
+# What a sweep stands on: proposals and decisions follow from these, and from the space.
 _FIXED = ("objective", "last_step", "searcher", "scheduler", "seed", "trial_seeds", "baseline")
 
+# What is described in words of its own or, being code, not at all. Any other part of an experiment is a setting.
+_DESCRIBED = {*_FIXED, "name", "space", "budget", "trainer", "export"}
+
 _ABSENT = object()
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
@@ -27,15 +32,17 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "searcher": _part(experiment.searcher),
         "scheduler": _part(experiment.scheduler),
         "budget": dataclasses.asdict(experiment.budget),
-        "retention": dataclasses.asdict(experiment.retention),
         "seed": experiment.seed,
         "trial_seeds": experiment.trial_seeds,
         "baseline": experiment.full_baseline(),
-        "isolation": experiment.isolation,
         "trainer": _trainer(experiment.trainer),
+        "resources": _resources(experiment.trainer),
         "loop": {key: value for key, value in experiment.loop_defaults().items() if _is_json(value)},
     }
-    return json.loads(json.dumps(data, default=repr))  # as it will be read back: lists for tuples
+    for field in dataclasses.fields(experiment):
+        if field.name not in _DESCRIBED:
+            data[field.name] = getattr(experiment, field.name)
+    return json.loads(json.dumps(data, default=_called))  # as it will be read back: lists for tuples
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -48,6 +55,28 @@ def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     for key in _FIXED:
         lines += _value_difference(key, old.get(key), new.get(key))
     return lines
+
+
+def harmless_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What changed in the other parts, which only concern what is still to come: one line each.
+
+    A part that only one of the descriptions has was not described by the version that wrote the other.
+
+    >>> harmless_difference({"budget": {"trials": 8}}, {"budget": {"trials": 16}, "isolation": "warm"})
+    ['budget: trials was 8, is 16']
+    """
+    lines: list[str] = []
+    for key in (*new, *(key for key in old if key not in new)):
+        if key in old and key in new and key not in (*_FIXED, "name", "space"):
+            lines += _value_difference(key, old[key], new[key])
+    return lines
+
+
+def _called(value: Any) -> Any:
+    """A function or class by its name, another thing as it shows itself: without its address, which differs each time."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return getattr(value, "__qualname__", None) or _ADDRESS.sub("", repr(value))
 
 
 def _part(part: Any) -> dict[str, Any]:
@@ -63,6 +92,14 @@ def _trainer(trainer: Any) -> str:
     workers = getattr(getattr(trainer, "scaling_config", None), "num_workers", None)
     text = f"{type(trainer).__name__}, {_range(workers)} worker"
     return text if workers == 1 else text + "s"
+
+
+def _resources(trainer: Any) -> dict[str, Any]:
+    """What each worker asks for, as far as JSON can hold it; empty when the trainer is a function."""
+    scaling = getattr(trainer, "scaling_config", None)
+    names = ("use_gpu", "resources_per_worker", "placement_strategy", "accelerator_type")
+    asked = {name: getattr(scaling, name, None) for name in names}
+    return {name: value for name, value in asked.items() if value is not None and _is_json(value)}
 
 
 def _range(workers: Any) -> str:
@@ -97,11 +134,12 @@ def _space_difference(old: Any, new: Any) -> Iterator[str]:
 def _value_difference(key: str, old: Any, new: Any) -> Iterator[str]:
     if old == new:
         return
-    if isinstance(old, Mapping) and isinstance(new, Mapping) and old.get("name") == new.get("name"):
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        if old.get("name") != new.get("name"):  # another searcher or scheduler: its settings have nothing to compare with
+            yield f"{key} was {_text(old.get('name', _ABSENT))}, is {_text(new.get('name', _ABSENT))}"
+            return
         for name in {**old, **new}:
             yield from _value_difference(f"{key}: {name}", old.get(name, _ABSENT), new.get(name, _ABSENT))
-    elif isinstance(old, Mapping) and isinstance(new, Mapping) and "name" in old:
-        yield f"{key} was {old['name']}, is {new['name']}"
     else:
         yield f"{key} was {_text(old)}, is {_text(new)}"
 

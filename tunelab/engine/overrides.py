@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ def apply_overrides(
     max_steps: int | None = None,
     concurrent: int | None = None,
     sets: Sequence[str] = (),
+    rerun: Mapping[str, Any] | None = None,
 ) -> Experiment:
     """The experiment with what is not None changed. The arguments are JSON, so that a sweep can keep them.
 
@@ -36,6 +37,7 @@ def apply_overrides(
         concurrent: Replaces `Budget.concurrent`.
         sets: `NAME=VALUE` each, VALUE a Python literal or else a string. A parameter of the space is fixed at the value, in
             the baseline too; a key of `train_loop_config` gets the value.
+        rerun: Makes it the experiment that runs one trial once more; see `engine/rerunning.py`.
 
     Raises:
         UnknownNameError: A NAME is neither a parameter nor a key; suggests the nearest.
@@ -69,6 +71,10 @@ def apply_overrides(
             experiment = _with_space(experiment, space.pin(name, value), name, value)
         else:
             experiment = _with_loop_value(experiment, name, value)
+    if rerun is not None:
+        from tunelab.engine.rerunning import derive
+
+        experiment = derive(experiment, rerun)
     return experiment
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shlex
+import shutil
 import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,11 +20,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import filelock
 
 from tunelab.core.experiment import Experiment
+from tunelab.core.failures import is_disk_full
 from tunelab.engine import checkpoints, facts
 from tunelab.engine.code import SNAPSHOT
 from tunelab.engine.conductor import FAR_ENOUGH, Conductor, Launch
 from tunelab.engine.description import describe
-from tunelab.errors import BadInputError, InvalidExperimentError, SweepLockedError
+from tunelab.engine.stopping import Requests
+from tunelab.errors import BadInputError, DiskFullError, InvalidExperimentError, SweepLockedError
 from tunelab.journal import Event, Journal, SweepState, events
 from tunelab.journal.home import Home, SweepFolder
 from tunelab.trackers.process import TrackerProcess
@@ -67,6 +72,8 @@ class Plan:
         overrides: What the command line changed; see `apply_overrides`.
         watcher: Shows the sweep.
         until: Ends the session early, as Ctrl-C does, once it says so of the state after an event.
+        amendment: `amended`, when a sweep goes on with an experiment that has changed.
+        reopen: Failed or infeasible trials that are to be tried again.
     """
 
     experiment: Experiment
@@ -82,6 +89,8 @@ class Plan:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     watcher: Watcher = field(default_factory=Silence)
     until: Callable[[SweepState], bool] = lambda state: False
+    amendment: Event | None = None
+    reopen: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +115,7 @@ def start(plan: Plan) -> Outcome:
         plan = replace(plan, storage=str(Path(plan.storage).resolve()))
     with _on_cluster(plan) as cluster:
         folder = _new_folder(plan)
-        with _locked(folder):
+        with _saying_disk_full(folder), locked(folder):
             _keep_code(plan, folder)
             created = events.sweep_created(
                 sweep=folder.path.name, experiment=describe(plan.experiment), facts=_facts(plan, cluster)
@@ -121,7 +130,9 @@ def resume(plan: Plan, folder: SweepFolder) -> Outcome:
         SweepLockedError: Another driver runs it.
         BadInputError: It cannot be run as asked.
     """
-    with _locked(folder), _on_cluster(plan) as cluster:
+    if plan.storage is not None:
+        checkpoints.refuse_absent(plan.storage, folder.load())
+    with _saying_disk_full(folder), locked(folder), _on_cluster(plan) as cluster:
         _keep_code(plan, folder)
         return _drive(plan, folder, Journal(folder.journal), cluster)
 
@@ -138,6 +149,8 @@ class _Cluster:
     nodes: Callable[[], list[dict[str, float]]]
     max_failures: int
     trainer: bytes
+    worker_env: Any
+    preload: bool
 
 
 @contextmanager
@@ -162,7 +175,15 @@ def _on_cluster(plan: Plan) -> Iterator[_Cluster]:
             return asked
 
         static = None if trainers.is_factory(trainer) else shape
-        yield _Cluster(shape_of, static, cluster.nodes, trainers.max_failures(example), pickled)
+        yield _Cluster(
+            shape_of,
+            static,
+            cluster.nodes,
+            trainers.max_failures(example),
+            pickled,
+            trainers.worker_env(example),
+            trainers.may_preload(example),
+        )
 
 
 def _example(experiment: Experiment) -> Any:
@@ -211,7 +232,7 @@ def _new_folder(plan: Plan) -> SweepFolder:
 
 
 @contextmanager
-def _locked(folder: SweepFolder) -> Iterator[None]:
+def locked(folder: SweepFolder) -> Iterator[None]:
     """Hold the sweep for this driver. The operating system releases the lock when a driver dies."""
     lock = filelock.FileLock(folder.lock)
     try:
@@ -226,11 +247,44 @@ def _locked(folder: SweepFolder) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def _saying_disk_full(folder: SweepFolder) -> Iterator[None]:
+    """Say what a full disk means for the sweep, and leave no folder of a sweep that did not come into being.
+
+    Raises:
+        DiskFullError: Instead of the operating system's error.
+    """
+    try:
+        yield
+    except (OSError, DiskFullError) as error:
+        began = folder.journal.is_file()
+        if not began:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        if isinstance(error, DiskFullError) or not is_disk_full(error):
+            raise
+        again = (
+            f", then go on with: tunelab resume {shlex.quote(str(folder.path))}" if began else " first: nothing was started."
+        )
+        raise DiskFullError(f"{error.filename or folder.path}: the disk is full. Free some space{again}") from error
+
+
 def _keep_code(plan: Plan, folder: SweepFolder) -> None:
     if plan.text is not None:
         partial = folder.path / f"{SNAPSHOT}.partial"
         partial.write_text(plan.text)
         partial.replace(folder.path / SNAPSHOT)
+
+
+def _code(plan: Plan, folder: SweepFolder) -> dict[str, Any]:
+    """What this session runs, and where its home is: both may differ from session to session."""
+    kept = folder.path / SNAPSHOT
+    return {
+        "versions": facts.versions(),
+        "git": facts.git(plan.root),
+        "root": str(plan.root),
+        "sha256": hashlib.sha256(kept.read_bytes()).hexdigest() if kept.is_file() else None,
+        "home": str(folder.path.absolute().parent),
+    }
 
 
 def _facts(plan: Plan, cluster: _Cluster) -> dict[str, Any]:
@@ -243,6 +297,7 @@ def _facts(plan: Plan, cluster: _Cluster) -> dict[str, Any]:
         "overrides": dict(plan.overrides),
         "storage": plan.storage,
         "trial_resources": str(cluster.static_shape or "depend on the configuration"),
+        **({"rerun_of": plan.overrides["rerun"]["of"]} if "rerun" in plan.overrides else {}),
     }
 
 
@@ -251,6 +306,7 @@ def _facts(plan: Plan, cluster: _Cluster) -> dict[str, Any]:
 
 def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster) -> Outcome:
     from tunelab.engine.ray.cluster import fit, how_many
+    from tunelab.engine.ray.nodes import Nodes
     from tunelab.engine.ray.slots import Slots
     from tunelab.engine.ray.tune import Binding, run
 
@@ -263,28 +319,32 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
         if plan.until(state):
             conductor.stop("interrupted", FAR_ENOUGH)
 
-    storage = _storage(plan, folder)
+    sweep = next(journal.events()).data["sweep"]  # its id, also where the folder was renamed
+    storage = _storage(plan, folder, sweep)
     conductor = Conductor(
         plan.experiment,
         journal,
         budget=plan.experiment.budget,
         max_failures=cluster.max_failures,
         delete=lambda checkpoint: checkpoints.delete(storage, checkpoint, watcher.say),
+        measure=lambda checkpoint: checkpoints.size(storage, checkpoint),
+        torn=lambda state: checkpoints.torn(storage, state),
         notify=notify,
         say=watcher.say,
     )
-    nodes = cluster.nodes()
-    stop = _Signals(conductor, watcher)
-    slots = Slots(lambda shapes: fit(shapes, nodes))
-    binding = Binding(conductor, slots, cluster.shape_of, cluster.static_shape, each_round=stop.speak)
+    nodes = Nodes()
+    stop = _Signals(conductor, watcher, Requests(folder.path, len(conductor.state.sessions) + 1))
+    slots = Slots(lambda shapes: fit(shapes, nodes.resources()))
+    binding = Binding(conductor, slots, nodes, cluster.shape_of, cluster.static_shape, each_round=stop.each_round)
     stop.binding = binding
-    resources = {"CPU": sum(node.get("CPU", 0.0) for node in nodes), "GPU": sum(node.get("GPU", 0.0) for node in nodes)}
+    resources = {name: sum(node.get(name, 0.0) for node in nodes.resources()) for name in ("CPU", "GPU")}
     session = events.session_started(
         pid=os.getpid(),
         host=socket.gethostname(),
         resources=resources,
         budget=asdict(plan.experiment.budget),
         tracking=plan.tracking.to_json(),
+        code=_code(plan, folder),
     )
     with ExitStack() as stack:
         stack.callback(journal.close)
@@ -293,13 +353,13 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
         tracker.start()
         stack.enter_context(stop)
         if cluster.static_shape is not None:
-            room = how_many(cluster.static_shape, nodes)
+            room = how_many(cluster.static_shape, nodes.resources())
             at_once = min(room, plan.experiment.budget.concurrent or room)
             watcher.say(f"{at_once} trial{'s'[: at_once > 1]} at a time: each takes {cluster.static_shape}")
-        conductor.begin(session)
+        conductor.begin(session, amendment=plan.amendment, reopen=plan.reopen)
         checkpoints.sweep_up(storage, conductor.state)
         try:
-            run(binding, _blueprint(plan, folder, storage, cluster.trainer))
+            run(binding, _blueprint(plan, folder, sweep, storage, cluster))
         except BaseException as error:
             conductor.stop("aborted", f"{type(error).__name__}: {error}")
             raise
@@ -310,27 +370,32 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
     return Outcome(folder, conductor.state, outcome, reason, all(tracked))
 
 
-def _blueprint(plan: Plan, folder: SweepFolder, storage: str, trainer: bytes) -> Any:
+def _blueprint(plan: Plan, folder: SweepFolder, sweep: str, storage: str, cluster: _Cluster) -> Any:
     from tunelab.engine.ray.messages import Blueprint
 
     return Blueprint(
-        sweep=folder.path.name,
+        sweep=sweep,
         root=str(plan.root),
         storage=storage,
-        trainer=trainer,
+        trainer=cluster.trainer,
+        worker_env=cluster.worker_env,
+        preload=cluster.preload,
         work_dir=str(folder.trials.resolve()),
         warm=plan.experiment.isolation == "warm",
         recycle_after=plan.experiment.recycle_after,
         max_growth_mb=plan.experiment.max_growth_mb,
         reports=plan.experiment.reports,
         step=plan.experiment.objective.step,
+        reduce=plan.experiment.reduce,
+        report_timeout_s=plan.experiment.report_timeout_s,
     )
 
 
-def _storage(plan: Plan, folder: SweepFolder) -> str:
+def _storage(plan: Plan, folder: SweepFolder, sweep: str) -> str:
+    """Where checkpoints lie. A sweep in a renamed folder finds what it has in a storage of its own by its id."""
     if plan.storage is None:
         return str(folder.trials.resolve())
-    return f"{plan.storage.rstrip('/')}/{folder.path.name}"
+    return f"{plan.storage.rstrip('/')}/{sweep}"
 
 
 class _Guarded:
@@ -358,13 +423,13 @@ class _Guarded:
 
 
 class _Signals:
-    """Ctrl-C (or SIGTERM) stops at the next report, a second one at once. Only the main thread can be signalled.
+    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report, a second one at once. Only the main thread can be signalled.
 
-    The handler may run anywhere, so it only takes a note; `speak`, called in the sweep's loop, tells the user.
+    The handler may run anywhere, so it only takes a note; `each_round`, called in the sweep's loop, tells the user.
     """
 
-    def __init__(self, conductor: Conductor, watcher: _Guarded) -> None:
-        self._conductor, self._watcher = conductor, watcher
+    def __init__(self, conductor: Conductor, watcher: _Guarded, requests: Requests) -> None:
+        self._conductor, self._watcher, self._requests = conductor, watcher, requests
         self._before: dict[int, Any] = {}
         self._unsaid = ""
         self.binding: Binding | None = None
@@ -378,6 +443,7 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._requests.close()
 
     def _handle(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
@@ -386,8 +452,14 @@ class _Signals:
         elif self.binding is not None:
             self.binding.hurry = True
 
-    def speak(self) -> None:
-        """Say what a signal brought about."""
+    def each_round(self) -> None:
+        """Take what has been asked for by a file, and say what that or a signal brought about."""
+        request = self._requests.news()
+        if request is not None:
+            if self._conductor.stop("interrupted", "tunelab stop"):
+                self._unsaid = f"tunelab stop: stopping {'now' if request.now else 'at the next report'}"
+            if request.now and self.binding is not None:
+                self.binding.hurry = True
         if self._unsaid:
             self._unsaid, text = "", self._unsaid
             self._watcher.say(text)

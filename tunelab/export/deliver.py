@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from tunelab.export.prove import TOLERANCE, ProofFailed, prove, record, rows
 from tunelab.export.rows import canonical
 from tunelab.journal import SweepState
 from tunelab.journal.home import SweepFolder
+from tunelab.journal.locks import scratch
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def export_trial(
     check_target(to)
     chosen = choose(folder, state, trial)
     to.parent.mkdir(parents=True, exist_ok=True)
-    with _partial(to) as partial, tempfile.TemporaryDirectory(prefix="tunelab-export-") as scratch:
+    with _partial(to) as partial, scratch("tunelab-export-") as aside:
         # A copy: retention may delete the original while a sweep goes on.
-        checkpoint = Path(scratch, "checkpoint")
+        checkpoint = Path(aside, "checkpoint")
         fetch(folder.checkpoint(state, path_of(chosen)), checkpoint)
         exported = _write(partial, checkpoint, chosen, state, experiment, to, clock)
         if to.is_dir():

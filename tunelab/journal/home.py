@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tunelab.errors import BadInputError, UnknownNameError
+from tunelab.journal.locks import held
 from tunelab.journal.state import SweepState, replay
 from tunelab.journal.store import FILE_NAME, read_events
 
 DEFAULT_HOME = Path("runs")
-_SWEEP = re.compile(r"(?P<experiment>[a-z0-9][a-z0-9_-]*)\.(?P<number>[1-9][0-9]*)")
+SWEEP_ID = re.compile(r"(?P<experiment>[a-z0-9][a-z0-9_-]*)\.(?P<number>[1-9][0-9]*)")
 _TRIAL = re.compile(r"[0-9]{1,6}")
 
 
@@ -40,14 +41,22 @@ class SweepFolder:
         """Where trials' checkpoints and logs lie unless the sweep has another storage."""
         return self.path / "trials"
 
+    def is_running(self) -> bool:
+        """Whether a driver runs the sweep."""
+        return held(self.lock)
+
     def load(self) -> SweepState:
         """The sweep's state, replayed from the journal as it stands."""
         return replay(read_events(self.journal))
 
     def checkpoint(self, state: SweepState, relative: str) -> str:
         """Path or URI of a checkpoint. A sweep without a storage of its own can be moved together with its folder."""
+        return f"{self.storage(state)}/{relative}"
+
+    def storage(self, state: SweepState) -> str:
+        """Path or URI of the folder that holds the trials' checkpoints."""
         storage = state.facts.get("storage")
-        return f"{storage}/{state.sweep}/{relative}" if storage else str(self.trials / relative)
+        return f"{storage.rstrip('/')}/{state.sweep}" if storage else str(self.trials)
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Home:
         """All sweeps, or those of one experiment, by experiment and number."""
         found = []
         for journal in self.path.glob(f"*/{FILE_NAME}") if self.path.is_dir() else ():
-            match = _SWEEP.fullmatch(journal.parent.name)
+            match = SWEEP_ID.fullmatch(journal.parent.name)
             if match and experiment in (None, match["experiment"]):
                 found.append((match["experiment"], int(match["number"]), journal.parent))
         return (SweepFolder(path) for _, _, path in sorted(found))
@@ -80,7 +89,7 @@ class Home:
         Raises:
             UnknownNameError: There is none; suggests the nearest.
         """
-        if _SWEEP.fullmatch(name) and (self.path / name / FILE_NAME).is_file():
+        if SWEEP_ID.fullmatch(name) and (self.path / name / FILE_NAME).is_file():
             return SweepFolder(self.path / name)
         if latest := self.latest(name):
             return latest

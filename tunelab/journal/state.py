@@ -7,12 +7,13 @@ come to different states.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tunelab.core.trial import Attempt, Decided, Report, Status, Trial
+from tunelab.core.trial import Attempt, Decided, Report, Status, Trial, measured, nan_metric
 from tunelab.errors import JournalError
 from tunelab.journal.events import Event
 
@@ -30,6 +31,26 @@ class Session:
     ended_at: float | None = None
     outcome: str | None = None  # None while it runs, or when it was killed
     reason: str = ""
+    code: dict[str, Any] = field(default_factory=dict)  # versions, git, file: empty in journals of before it was kept
+
+
+@dataclass(frozen=True)
+class Amendment:
+    """A change of the experiment between two sessions.
+
+    Args:
+        changes: What has changed, a line each.
+        forced: Whether proposals or decisions follow from it, so that `--amend` had to be said.
+        trials: How many trials had been proposed before it.
+        session: The number of the session that follows, from 1.
+        at: Seconds since the epoch.
+    """
+
+    changes: tuple[str, ...]
+    forced: bool
+    trials: int
+    session: int
+    at: float
 
 
 @dataclass
@@ -41,9 +62,10 @@ class SweepState:
     facts: dict[str, Any] = field(default_factory=dict)
     trials: dict[int, Trial] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
+    amendments: list[Amendment] = field(default_factory=list)
     created_at: float = 0.0
     seq: int = 0
-    last_at: float = 0.0
+    last_at: float = 0.0  # of the latest event in a session
     infeasible: int = 0  # trials that ended as that
 
     @property
@@ -91,7 +113,9 @@ class SweepState:
             handler(self, event)
         else:
             handler(self, self.trials[event.trial], event)
-        self.seq, self.last_at = event.seq, event.at
+        self.seq = event.seq
+        if event.kind != "amended" and event.data.get("by") != "gc":  # these are written between two sessions
+            self.last_at = event.at
 
     def _on_sweep_created(self, event: Event) -> None:
         self.sweep, self.created_at = event.data["sweep"], event.at
@@ -108,6 +132,22 @@ class SweepState:
     def _on_session_ended(self, event: Event) -> None:
         session = self.sessions[-1]
         session.ended_at, session.outcome, session.reason = event.at, event.data["outcome"], event.data["reason"]
+
+    def _on_amended(self, event: Event) -> None:
+        data, before = event.data, self.experiment["objective"]
+        self.experiment = data["experiment"]
+        self.amendments.append(
+            Amendment(tuple(data["changes"]), data["forced"], len(self.trials), len(self.sessions) + 1, event.at)
+        )
+        metric = self.experiment["objective"]["metric"]
+        if metric != before["metric"]:
+            for trial in self.trials.values():
+                trial.reports = [
+                    report._replace(
+                        value=math.nan if nan_metric(report.metrics) else measured(report.metrics, metric, math.nan)
+                    )
+                    for report in trial.reports
+                ]
 
     def _on_proposed(self, event: Event) -> None:
         assert event.trial is not None
@@ -141,6 +181,16 @@ class SweepState:
     def _on_finished(self, trial: Trial, event: Event) -> None:
         trial.status, trial.reason, trial.ended_at = Status(event.data["status"]), event.data["reason"], event.at
         self.infeasible += trial.status is Status.INFEASIBLE
+
+    def _on_reopened(self, trial: Trial, event: Event) -> None:
+        self.infeasible -= trial.status is Status.INFEASIBLE
+        trial.status, trial.reason, trial.ended_at = Status.INTERRUPTED, event.data["reason"], None
+        trial.reopened.append(trial.attempt)
+        upto = event.data["upto"]
+        while trial.reports and (upto is None or trial.reports[-1].step > upto):
+            lost = trial.reports.pop()
+            if lost.checkpoint:
+                trial.superseded.add(lost.checkpoint)
 
     def _on_checkpoint_deleted(self, trial: Trial, event: Event) -> None:
         trial.deleted.add(event.data["checkpoint"])

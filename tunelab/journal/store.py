@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from tunelab.errors import JournalError
+from tunelab.errors import DiskFullError, JournalError
 from tunelab.journal.events import Event
 
 SCHEMA_VERSION = 1
@@ -25,6 +26,9 @@ _SCHEMA = (
 class Journal:
     """Appends events to a sweep's journal. `append` returns once the event is on disk.
 
+    Once a write has failed, all later ones do: what happened since is known to memory alone, so the file must end there, as if
+    the driver had been killed.
+
     Args:
         path: The file; created if there is none.
         clock: Seconds since the epoch, for the events' times.
@@ -33,8 +37,9 @@ class Journal:
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         self.path, self._clock = Path(path), clock
         self._together = False
+        self._broken: JournalError | None = None
         self._connection = _connect(self.path, create=True)
-        with self._connection as connection:
+        with self._errors(), self._connection as connection:
             if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 connection.execute(_SCHEMA)
                 connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -44,9 +49,16 @@ class Journal:
     def create(cls, path: Path, first: Event, clock: Callable[[], float] = time.time) -> Journal:
         """A new journal that holds `first`. The file appears with it, so that no reader finds a sweep without a beginning."""
         partial = Path(path).with_name(f"{Path(path).name}.partial")
-        journal = cls(partial, clock)
-        journal.append(first)
-        journal.close()
+        try:
+            journal = cls(partial, clock)
+            journal.append(first)
+            journal.close()
+        except DiskFullError as error:
+            for left in partial.parent.glob(f"{partial.name}*"):
+                left.unlink()
+            raise DiskFullError(
+                f"Cannot write {path}: the disk is full. Nothing was started; free some space first."
+            ) from error
         partial.rename(path)
         return cls(path, clock)
 
@@ -56,6 +68,7 @@ class Journal:
         data = json.dumps(event.data, separators=(",", ":"))
         if not self.path.exists():  # SQLite would go on writing to the deleted file
             raise JournalError(f"The journal {self.path} has been removed: what happens from now on would be lost.")
+        self._refuse_broken()
         with self._errors():
             cursor = self._connection.execute(
                 "INSERT INTO events (at, kind, trial, data) VALUES (?, ?, ?, ?)", (at, event.kind, event.trial, data)
@@ -73,15 +86,28 @@ class Journal:
             yield
         finally:
             self._together = False
+            self._refuse_broken()
             with self._errors():
                 self._connection.commit()
+
+    def _refuse_broken(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
-            raise JournalError(f"Cannot write to {self.path}: {error}. Nothing that was recorded is lost.") from error
+            full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+            what = "the disk is full" if full else str(error)
+            then = "Free some space, then go" if full else "Once that is cured, go"
+            self._broken = (DiskFullError if full else JournalError)(
+                f"Cannot write to {self.path}: {what}. Nothing that was recorded is lost.\n"
+                f"{then} on with: tunelab resume {shlex.quote(str(self.path.parent))}"
+            )
+            self._connection.rollback()
+            raise self._broken from error
 
     def events(self) -> Iterator[Event]:
         """All events so far, in order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,3 +47,10 @@ class Batch:
 
     seq: int
     runs: dict[int | None, Changes]
+
+    def parts(self, size: int) -> Iterator[Batch]:
+        """The same in batches of at most `size` runs. Only the last covers the events; the others cover none."""
+        left = list(self.runs.items())
+        for start in range(0, len(left), size):
+            is_last = start + size >= len(left)
+            yield Batch(self.seq if is_last else 0, dict(left[start : start + size]))

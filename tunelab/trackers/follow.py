@@ -1,48 +1,45 @@
-"""The tracker process: follows a journal until its driver is gone, and leaves no run open.
+"""The tracker's loop: follows a journal until its driver is gone, and leaves no run open.
 
-Bytes on stdin mean "something new"; what is new is read from the journal, all of it in one go. The end of stdin means
-that the driver is done or dead: what is left is recorded, open runs are closed, and the process ends. So with `< /dev/null`
-it catches up once.
+Bytes on the inbox mean "something new"; what is new is read from the journal, all of it in one go. The end of the inbox means
+that the driver is done or dead: what is left is recorded, open runs are closed, and the loop ends.
 
 A store that does not answer is asked again, less and less often, for as long as the driver lives; the reading position stays
-where it is, so nothing is lost or reordered and memory does not grow.
-
-Exit status: 0 all recorded; 2 wrong arguments; 3 the store did not answer, or another process records this sweep: the rest
-follows at the next `tunelab resume`.
+where it is, so nothing is lost or reordered and memory does not grow. The process around it is `run.py`.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import logging
 import os
 import select
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from filelock import FileLock, Timeout
-
+from tunelab.core.failures import is_disk_full
 from tunelab.journal.events import Event
 from tunelab.journal.store import read_events
 from tunelab.trackers.changes import Batch
-from tunelab.trackers.projection import Projection
-from tunelab.trackers.tracking import Tracking
+from tunelab.trackers.projection import End, Projection
 
 log = logging.getLogger("tunelab.tracker")
 Result = TypeVar("Result")
 
 EVENTS_A_BATCH = 2000
+RUNS_AT_ONCE = 10  # written between two signs of progress
 _LOOK_S = 5.0  # how often to look for a dead driver whose pipe somebody else still holds open
+_BRIEF = 120
 _BACKOFF_S = (0.5, 1, 2, 4, 8, 15)
 
 
 class StartOver(Exception):
     """The store lost what it had of this sweep (somebody deleted it): record it from the beginning."""
+
+
+class Replaced(Exception):
+    """The store itself was deleted or replaced: only a new process can forget the old one."""
 
 
 class GaveUp(Exception):
@@ -57,7 +54,18 @@ class Tracker(Protocol):
         ...
 
     def record(self, batch: Batch) -> None:
-        """Write `batch`, then that the journal is recorded up to `batch.seq`. Takes out of `batch` what is written."""
+        """Write `batch`, then that the journal is recorded up to `batch.seq`, if that is more than before. Takes out of
+        `batch` what is written.
+        """
+        ...
+
+    def settle(self, ends: Mapping[int | None, End]) -> list[str]:
+        """Put right what calls left that were given up and carried out later: runs that are there twice, and ends that are
+        not those of the journal. Returns what was put right, a line each.
+
+        Args:
+            ends: How each run stands, by trial number; the sweep's own under `SWEEP`.
+        """
         ...
 
 
@@ -101,19 +109,33 @@ class Follower:
         inbox: Says when there is news and when the driver is gone.
         drain_timeout_s: How long a store that does not answer is asked again once the driver is gone.
         interval_s: Least time between two batches, so that many small reports cost few calls.
+        recorded: Called whenever the store has taken something, with the position up to which the journal is recorded.
+        refused: Called with what the store said, or did not say, when a call failed.
+        settle: Whether to compare how runs stand at the end also when no call has failed.
     """
 
     def __init__(
-        self, journal: Path, tracker: Tracker, inbox: Inbox, drain_timeout_s: float = 60, interval_s: float = 0.5
+        self,
+        journal: Path,
+        tracker: Tracker,
+        inbox: Inbox,
+        drain_timeout_s: float = 60,
+        interval_s: float = 0.5,
+        *,
+        recorded: Callable[[int], None] = lambda seq: None,
+        refused: Callable[[str], None] = lambda why: None,
+        settle: bool = False,
     ) -> None:
         self._journal, self._tracker, self._inbox = journal, tracker, inbox
         self._drain_timeout_s, self._interval_s = drain_timeout_s, interval_s
+        self._recorded, self._refused, self._settle = recorded, refused, settle
 
     def run(self) -> None:
         """Return once the driver is gone and everything is recorded.
 
         Raises:
             GaveUp: The store did not answer.
+            Replaced: The store is another one now.
         """
         while True:
             try:
@@ -131,6 +153,7 @@ class Follower:
                 projection.apply(event)
                 if cursor is None:
                     cursor = self._insist(lambda: self._tracker.open(projection.uid, projection.experiment))
+                    self._recorded(cursor)
                 if event.seq <= cursor:
                     projection.take()  # is recorded already
             self._record(projection.take())
@@ -148,13 +171,20 @@ class Follower:
                 self._inbox.wait(left)
         if projection.uid:
             self._record(projection.close_open())
+            if self._settle:
+                for line in self._insist(lambda: self._tracker.settle(projection.ends())):
+                    log.info("%s", line)
 
     def _read(self, after: int) -> list[Event]:
         return list(itertools.islice(read_events(self._journal, after), EVENTS_A_BATCH))
 
     def _record(self, batch: Batch) -> None:
-        if batch.runs:
-            self._insist(lambda: self._tracker.record(batch))
+        for part in batch.parts(RUNS_AT_ONCE):
+            self._record_part(part)
+
+    def _record_part(self, part: Batch) -> None:
+        self._insist(lambda: self._tracker.record(part))
+        self._recorded(part.seq)
 
     def _insist(self, call: Callable[[], Result]) -> Result:
         """The result of `call`, however often it has to be made."""
@@ -162,13 +192,15 @@ class Follower:
         for tries in itertools.count():
             try:
                 result = call()
-            except StartOver:
+            except (StartOver, Replaced):
                 raise
             except Exception as error:
                 now = time.monotonic()
+                self._settle = True  # what timed out here may still be carried out there, at any time
+                self._refused(brief(error))
                 if self._inbox.ended:
                     deadline = deadline or now + self._drain_timeout_s
-                    if now >= deadline:
+                    if now >= deadline or is_disk_full(error):  # the user is told to free some space: no use in waiting
                         raise GaveUp(f"{type(error).__name__}: {error}") from error
                 pause_s = _BACKOFF_S[min(tries, len(_BACKOFF_S) - 1)]
                 log.log(logging.WARNING if tries == 0 else logging.DEBUG, "not recorded yet, trying again: %r", error)
@@ -189,32 +221,7 @@ class Follower:
                 time.sleep(left)
 
 
-def main(make: Callable[[Tracking], Tracker], argv: list[str] | None = None) -> int:
-    """Run the tracker process. Returns its exit status."""
-    parser = argparse.ArgumentParser(description="Record a sweep's journal in a tracking store until stdin ends.")
-    parser.add_argument("--journal", type=Path, required=True, help="the sweep's journal.sqlite")
-    parser.add_argument("--tracking", required=True, help="where to, as Tracking.to_json() says it")
-    parser.add_argument("--drain-timeout", type=float, default=60, metavar="S", help="how long to insist after stdin has ended")
-    parser.add_argument("--interval", type=float, default=0.5, metavar="S", help="least time between two batches")
-    parser.add_argument("--parent", type=int, default=None, metavar="PID", help="end when this is no longer the parent process")
-    args = parser.parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    log.setLevel(logging.INFO)
-    logging.getLogger("urllib3").setLevel(logging.ERROR)  # an outage is told once, by us
-    inbox = Inbox(0, args.parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which then closes our stdin
-    signal.signal(signal.SIGTERM, inbox.end)
-    os.nice(19)  # below the workers, which Ray starts at 15
-    rest = "The rest follows at the next `tunelab resume`."
-    try:
-        tracking = Tracking.from_json(json.loads(args.tracking))
-        with FileLock(args.journal.parent / "tracker.lock").acquire(timeout=args.drain_timeout):
-            Follower(args.journal, make(tracking), inbox, args.drain_timeout, args.interval).run()
-    except Timeout:
-        log.error("Another process records this sweep. %s", rest)
-        return 3
-    except GaveUp as reason:
-        log.error("Gave up on %s: %s. %s", tracking.describe(), reason, rest)
-        return 3
-    log.info("all recorded in %s", tracking.describe())
-    return 0
+def brief(error: Exception) -> str:
+    """An error in half a line. MLflow's hold the address, the page that was asked for and the reason, in nested words."""
+    line = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return line if len(line) <= _BRIEF else f"{line[:_BRIEF].rstrip()} ..."

@@ -8,9 +8,9 @@ cut into batches, with times from the journal. So whoever starts again from the 
 and a store that keeps identical points once never doubles one.
 
 Steps. MLflow's steps are whole numbers. While a trial's steps are whole, they are used as they are (epoch 3 is step 3). From
-its first fractional step on (Hugging Face's epoch 0.5), a report gets the larger of its step rounded down and the next
-free number; the declared step itself is among the metrics. A step that a restarted trial computes again is recorded the first
-time only and counted in the tag `tunelab.recomputed_steps`.
+its first fractional step on (Hugging Face's epoch 0.5), or one that no database holds, a report gets the larger of its step
+rounded down and the next free number; the declared step itself is among the metrics. A step that a restarted trial computes
+again is recorded the first time only and counted in the tag `tunelab.recomputed_steps`.
 
 `best.<objective>` is the objective at the best kept checkpoint, by `core.select`, so what `tunelab compare` shows. Its MLflow
 step counts its changes, so that the last one is the one in force, also when the best becomes worse. It ends as NaN for a
@@ -31,6 +31,8 @@ from tunelab.journal.state import SweepState
 from tunelab.trackers import words
 from tunelab.trackers.changes import SWEEP, Batch, Changes, Point
 
+_LARGEST_STEP = 2**62  # of what a database's integer holds, with room to count on
+End = tuple[str, int | None]  # a run's status, as MLflow calls it, and when it ended, in milliseconds
 _RUN_STATUS = {Status.COMPLETED: "FINISHED", Status.STOPPED: "FINISHED", Status.FAILED: "FAILED", Status.INFEASIBLE: "FAILED"}
 _SWEEP_STATUS = {"finished": "FINISHED", "aborted": "FAILED"}  # interrupted and out of time: KILLED, resumable
 
@@ -44,6 +46,7 @@ class _Trail:
     last_step: int = -1
     recomputed: int = 0
     infinite: list[str] = field(default_factory=list)
+    ended_ms: int | None = None
     best: select.Best | None = None  # its trial is a stand-in that holds this one report
     best_changes: int = 0
 
@@ -78,7 +81,7 @@ class Projection:
             self._tell_attempt(trial)
             self._end(trial.number, "KILLED", before_ms)
         if event.trial is None:
-            getattr(self, f"_on_{event.kind}")(event)
+            getattr(self, f"_on_{event.kind}", lambda event: None)(event)
             return
         trial = self.state.trials[event.trial]
         if event.kind == "proposed":
@@ -89,6 +92,10 @@ class Projection:
             self._tell_attempt(trial)
             interrupted = trial.status is Status.INTERRUPTED
             self._end(trial.number, "KILLED" if interrupted else "RUNNING", _ms(event.at) if interrupted else None)
+        elif event.kind == "reopened":
+            self._tell_status(trial)
+            self._end(trial.number, "KILLED", _ms(event.at))
+            self._update_best(trial, event.at)
         elif event.kind == "finished":
             self._tell_status(trial)
             self._end(trial.number, _RUN_STATUS[trial.status], _ms(event.at))
@@ -130,6 +137,21 @@ class Projection:
                     self._end(trial.number, "RUNNING", None)
         return self.take()
 
+    def ends(self) -> dict[int | None, End]:
+        """How each run has to stand once the driver is gone."""
+        state = self.state
+        session = state.sessions[-1] if state.sessions else None
+        if session is None or session.outcome is None or session.ended_at is None:
+            ends: dict[int | None, End] = {SWEEP: ("KILLED", _ms(state.last_at))}
+        else:
+            ends = {SWEEP: (_SWEEP_STATUS.get(session.outcome, "KILLED"), _ms(session.ended_at))}
+        for trial in state.trials.values():
+            if trial.status.ended:
+                ends[trial.number] = (_RUN_STATUS[trial.status], _ms(trial.ended_at or state.last_at))
+            else:
+                ends[trial.number] = ("KILLED", self._trail(trial.number).ended_ms or _ms(state.last_at))
+        return ends
+
     # The sweep's own run
 
     def _on_sweep_created(self, event: Event) -> None:
@@ -159,6 +181,16 @@ class Projection:
             }
         )
         self._end(SWEEP, "RUNNING", None)
+
+    def _on_amended(self, event: Event) -> None:
+        told = "; ".join(change for amendment in self.state.amendments for change in amendment.changes)
+        self._tags(SWEEP).update({"tunelab.amended": told, **words.experiment_tags(self.state.experiment)})
+        if any(change.startswith("objective") for change in event.data["changes"]):
+            for trail in self._trails.values():
+                trail.best = None  # it was measured by the objective of before
+        for trial in self.state.trials.values():
+            if trial.reports:
+                self._update_best(trial, event.at)
 
     def _on_session_ended(self, event: Event) -> None:
         outcome = event.data["outcome"]
@@ -205,6 +237,8 @@ class Projection:
         attempt, changes = trial.attempts[-1], self._changes(trial.number)
         changes.tags["tunelab.attempts"] = str(trial.attempt)
         changes.tags[f"tunelab.attempt.{attempt.number}"] = words.attempt(attempt, words.axis(self.state))
+        if attempt.failure:
+            changes.tags["tunelab.failure"] = attempt.failure
         if attempt.details:
             changes.files[f"attempt_{attempt.number}.txt"] = attempt.details
         self._tell_status(trial)
@@ -256,6 +290,7 @@ class Projection:
     def _end(self, key: int | None, status: str, at_ms: int | None) -> None:
         changes = self._changes(key)
         changes.status, changes.ended_ms = status, at_ms
+        self._trail(key).ended_ms = at_ms
 
     def _tags(self, key: int | None) -> dict[str, str]:
         return self._changes(key).tags
@@ -269,8 +304,8 @@ class Projection:
 
 def _mlflow_step(trail: _Trail, step: float) -> int:
     trail.seen.add(step)
-    trail.fractional = trail.fractional or not float(step).is_integer()
-    number = int(step) if math.isfinite(step) else 0
+    trail.fractional = trail.fractional or not float(step).is_integer() or abs(step) > _LARGEST_STEP
+    number = int(step) if math.isfinite(step) and abs(step) <= _LARGEST_STEP else 0
     if trail.fractional:
         number = max(number, trail.last_step + 1)
     trail.last_step = max(trail.last_step, number)

@@ -16,19 +16,20 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
+from tunelab import trackers
 from tunelab.errors import BadInputError, UnknownNameError
 
 CONFIG_FOLDER = "mlruns_config"
 VARIABLE = "MLFLOW_TRACKING_URI"
 _DEFAULTS = Path(__file__).parent / "defaults"
 _KEYS = {
-    "local": ("kind", "experiment", "store", "artifacts"),
-    "server": ("kind", "uri", "experiment", "artifacts"),
+    "local": ("kind", "tracker", "experiment", "store", "artifacts"),
+    "server": ("kind", "tracker", "uri", "experiment", "artifacts"),
     "none": ("kind",),
 }
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -49,6 +50,7 @@ class Tracking:
         tracking_uri: As MLflow takes it; empty for `none`.
         experiment: MLflow experiment to record in, or None for the tunelab experiment's name.
         artifacts: URI of the folder for artifacts, or None for the server's own.
+        tracker: Who writes it: a name in `trackers.TABLE`.
     """
 
     kind: Literal["local", "server", "none"]
@@ -56,6 +58,7 @@ class Tracking:
     tracking_uri: str = ""
     experiment: str | None = None
     artifacts: str | None = None
+    tracker: str = "mlflow"
 
     @property
     def sqlite_file(self) -> Path | None:
@@ -70,6 +73,19 @@ class Tracking:
         place = f"SQLite in {self.sqlite_file}" if self.sqlite_file else self.tracking_uri
         experiment = f", experiment {self.experiment}" if self.experiment else ""
         return f"{self.name} ({place}{experiment})"
+
+    def moved(self, before: Path, now: Path) -> Tracking:
+        """The same where the home was moved or copied: what lay in the folder `before` lies in `now`."""
+        if before == now or self.kind != "local":
+            return self
+        pairs = ((f"sqlite:///{before}/", f"sqlite:///{now}/"), (f"{before.as_uri()}/", f"{now.as_uri()}/"))
+        (file, file_now), (folder, folder_now) = pairs
+        uri, artifacts = self.tracking_uri, self.artifacts
+        if uri.startswith(file):
+            uri = file_now + uri.removeprefix(file)
+        if artifacts is not None and artifacts.startswith(folder):
+            artifacts = folder_now + artifacts.removeprefix(folder)
+        return replace(self, tracking_uri=uri, artifacts=artifacts)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values from which `from_json` makes an equal Tracking; what `session_started` journals."""
@@ -144,12 +160,13 @@ def _from_file(path: Path, name: str, home: Path) -> Tracking:
     if problems := _problems(data):
         listed = problems[0] if len(problems) == 1 else "\n" + "\n".join(f"  - {problem}" for problem in problems)
         raise BadInputError(f"Tracking configuration {path}: {listed}")
-    experiment, artifacts = data.get("experiment"), data.get("artifacts")
     if data["kind"] == "none":
         return Tracking(kind="none", name=name)
+    experiment, artifacts, tracker = data.get("experiment"), data.get("artifacts"), data.get("tracker", "mlflow")
     if data["kind"] == "server":
         _refuse_files(data["uri"], str(path))
-        return Tracking(kind="server", name=name, tracking_uri=data["uri"], experiment=experiment, artifacts=artifacts)
+        uri = data["uri"]
+        return Tracking(kind="server", name=name, tracking_uri=uri, experiment=experiment, artifacts=artifacts, tracker=tracker)
     home = home.absolute()
     artifacts = artifacts or "mlartifacts"
     return Tracking(
@@ -158,6 +175,7 @@ def _from_file(path: Path, name: str, home: Path) -> Tracking:
         tracking_uri=f"sqlite:///{home / data.get('store', 'mlflow.sqlite')}",
         experiment=experiment,
         artifacts=artifacts if "://" in artifacts else (home / artifacts).as_uri(),
+        tracker=tracker,
     )
 
 
@@ -176,6 +194,8 @@ def _problems(data: Mapping[str, Any]) -> list[str]:
             found.append(f"{key} needs a text, got {value!r}.")
         elif problem := _secret_in(value):
             found.append(f"{key} holds {problem}. {_CREDENTIALS}.")
+        elif key == "tracker" and value not in trackers.names():
+            found.append(str(UnknownNameError.among("tracker", value, trackers.names())))
     if kind == "server" and "uri" not in data:
         found.append('kind server needs uri, such as uri = "http://mlflow.example:5000".')
     return found

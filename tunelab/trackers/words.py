@@ -41,7 +41,7 @@ def key(name: Any) -> str:
 
 def tag(value: Any) -> str:
     """A tag's value: text as it is, anything else as JSON, cut where MLflow's servers refuse it."""
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    text = _clean(value if isinstance(value, str) else json.dumps(value, default=str))
     return text if len(text) <= TAG_LENGTH else text[: TAG_LENGTH - 2] + " …"
 
 
@@ -49,7 +49,7 @@ def params(config: Mapping[str, Any]) -> tuple[dict[str, str], bool]:
     """A configuration as parameters, nested keys joined by dots, and whether a value was too long and had to be replaced."""
     found, replaced = {}, False
     for name, value in _unique(_flat(config)):
-        text = value if isinstance(value, str) else _json(value) if isinstance(value, (list, dict)) else str(value)
+        text = _clean(value if isinstance(value, str) else _json(value) if isinstance(value, (list, dict)) else str(value))
         if len(text) > PARAM_LENGTH:
             text, replaced = f"sha256:{digest(text)} of {len(text)} characters, in the artifact config.json", True
         found[name] = text
@@ -134,6 +134,11 @@ def _unique(pairs: Iterator[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             allowed = key(f"{allowed[: NAME_LENGTH - 17]}_{digest(name)}")
         taken.add(allowed)
         yield allowed, value
+
+
+def _clean(text: str) -> str:
+    """The text without what databases refuse: NUL, which PostgreSQL does not store, and halves of surrogate pairs."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _json(value: Any) -> str:

@@ -10,6 +10,9 @@ from typing import Any
 import ray.cloudpickle
 import ray.tune
 
+from tunelab.core.failures import Failure
+from tunelab.engine.ray.messages import Ended, Heartbeat
+
 # Ray reads these when it sets a trial up. Working directories are ours, and nothing here needs its log files or metrics.
 RAY_SETTINGS = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -31,15 +34,19 @@ class TrialActor(ray.tune.Trainable):
     def setup(self, config: dict[str, Any], blueprint: Any = None) -> None:
         self._blueprint = blueprint
         self._attempt: Any = None
-        self._slot: Any = None  # stays None when the trainer cannot be loaded here
+        self._slot: Any = None  # stays None when the project or the libraries cannot be loaded here
+        self._trainer: Any = None
         try:
             os.environ.update(RAY_SETTINGS)
             if blueprint.root not in sys.path:
                 sys.path.insert(0, blueprint.root)
-            from tunelab.engine.ray.group import Slot
+            from tunelab.engine.ray.crew import Post, Slot
 
-            self._trainer = ray.cloudpickle.loads(blueprint.trainer)
-            self._slot = Slot(blueprint.root, blueprint.warm, blueprint.recycle_after, blueprint.max_growth_mb)
+            preload = blueprint.trainer if blueprint.preload else None
+            self._slot = Slot(blueprint.root, preload, blueprint.warm, blueprint.recycle_after, blueprint.max_growth_mb)
+            shape = config["shape"]
+            if not shape.in_actor:  # first of all: they take longest
+                self._slot.hire(Post.of(len(shape.bundles), dict(shape.bundles[0]), blueprint.worker_env))
         except Exception as error:
             self._unfit = error
         self._begin(config["launch"])
@@ -51,6 +58,9 @@ class TrialActor(ray.tune.Trainable):
 
     def step(self) -> dict[str, Any]:
         message = self._attempt.next(HEARTBEAT_S)
+        timeout_s = self._blueprint.report_timeout_s
+        if timeout_s is not None and isinstance(message, Heartbeat) and self._attempt.hangs(timeout_s):
+            message = self._hung(timeout_s)
         notes = self._slot.notes if self._slot is not None else []
         if notes:
             self._slot.notes = []
@@ -59,6 +69,15 @@ class TrialActor(ray.tune.Trainable):
     def expect(self, until: float) -> None:
         """The scheduler next has something to say at step `until`. Told before the answer to the report that decided it."""
         self._attempt.pace.until = until
+
+    def preempted(self, leaving: dict[str, int]) -> None:
+        """Nodes of this trial are about to be taken away: id -> when, in milliseconds since the epoch, or 0. Tells the loop."""
+        from tunelab.engine.ray.crew import preemption
+
+        if self._slot is not None and self._slot.busy is not None:
+            self._slot.preempted(leaving)
+        elif self._attempt is not None:
+            self._attempt.preemption = preemption(leaving, {node: [0] for node in leaving})
 
     def release(self) -> None:
         """End the attempt, if it has not ended: at the report at which it waits, or at once."""
@@ -84,16 +103,27 @@ class TrialActor(ray.tune.Trainable):
 
         if self._slot is None:
             raise self._unfit
+        if self._trainer is None:
+            self._trainer = ray.cloudpickle.loads(self._blueprint.trainer)
         trainer = trainers.resolve(self._trainer, launch.config, launch.seed)
         if trainers.is_trainer(trainer):
             return attempt.run_group(running, launch, trainer, self._blueprint, self._slot)
         return attempt.run_function(running, launch, trainer, self._blueprint)
 
+    def _hung(self, timeout_s: float) -> Ended:
+        """End an attempt of which nothing has been heard for too long, and say where it was."""
+        from tunelab.engine.ray.worker import stacks_of
+
+        busy = self._slot.busy if self._slot is not None else None
+        stacks = busy.stacks() if busy is not None else stacks_of(self._attempt.thread)
+        self._attempt.stop(self._interrupt)
+        return Ended(Failure.HUNG, f"no report for {timeout_s:g} s; its stacks are with the attempt's details", stacks)
+
     def _interrupt(self, thread: Any) -> None:
         """End what the attempt does: its workers, or the function that runs in this process."""
-        from tunelab.engine.ray import attempt
+        from tunelab.engine.ray.worker import raise_stopped
 
-        if self._slot is not None and self._slot.busy:
+        if self._slot is not None and self._slot.busy is not None:
             self._slot.interrupt()
         else:
-            attempt.raise_stopped(thread)
+            raise_stopped(thread)

@@ -6,11 +6,11 @@ The thread says a message and waits for the answer; the trial actor's `step` pas
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import queue
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -24,16 +24,19 @@ from ray.train.v2._internal.util import ObjectRefWrapper
 
 from tunelab.engine.conductor import Launch
 from tunelab.engine.context import CurrentTrial, set_current_trial
+from tunelab.engine.memory import kernel_kills, killed_since
 from tunelab.engine.ray import trainers
+from tunelab.engine.ray.crew import UNWIND_S, Slot
 from tunelab.engine.ray.explain import explain
-from tunelab.engine.ray.group import Conversation, PlacedScalingPolicy, Slot, WarmController
+from tunelab.engine.ray.group import Conversation, PlacedScalingPolicy, WarmController
 from tunelab.engine.ray.messages import Answer, Blueprint, Ended, Heartbeat, Message, Report, Reports, TrialStopped
 from tunelab.engine.ray.pace import Pace
 from tunelab.engine.ray.worker import TrainLoop, begin_trial, plain_metrics
 from tunelab.errors import BadInputError
 
+LAST_WORDS_S = 5.0  # how long a loop that is stopped at a report may take to clean up before it is interrupted
+START_S = 300.0  # least that a trial may take until its train loops run
 LINGER_S = 0.02  # how long reports that do not ask wait for others, to travel together
-UNWIND_S = 5.0  # how long a stopped train loop may take to clean up before its process is ended
 
 
 class Attempt:
@@ -51,9 +54,12 @@ class Attempt:
         self._ended: Ended | None = None  # taken out of the outbox together with reports
         self._answers: queue.Queue[Answer] = queue.Queue()
         self._asked = False
+        self._heard_at = time.monotonic()  # when it was last heard of, or answered
+        self._begun = False
         self.stopped = False
-        self._thread = threading.Thread(target=self._run, args=(work,), name="tunelab-attempt", daemon=True)
-        self._thread.start()
+        self.preemption: Any = None  # of a plain function, once it is known that its node is about to be taken away
+        self.thread = threading.Thread(target=self._run, args=(work,), name="tunelab-attempt", daemon=True)
+        self.thread.start()
 
     def _run(self, work: Callable[[Attempt], Ended]) -> None:
         try:
@@ -77,8 +83,27 @@ class Attempt:
 
     def next(self, timeout_s: float) -> Message:
         """The next message, or a heartbeat after `timeout_s`. Asking for it answers the one before: go on."""
+        message = self._next(timeout_s)
+        if not isinstance(message, Heartbeat):
+            self._heard_at = time.monotonic()
+        return message
+
+    def begun(self) -> None:
+        """The train loops are running."""
+        self._begun, self._heard_at = True, time.monotonic()
+
+    def hangs(self, timeout_s: float) -> bool:
+        """Whether nothing has been heard of it for longer than `timeout_s`, not counting the time that an answer took.
+
+        Starting processes may take longer than a report ever does, so a time of its own goes for that.
+        """
+        limit_s = timeout_s if self._begun else max(timeout_s, START_S)
+        return time.monotonic() - self._heard_at > limit_s
+
+    def _next(self, timeout_s: float) -> Message:
         if self._asked:
             self._asked = False
+            self._heard_at = time.monotonic()
             self._answers.put(Answer(True, self.pace.batch()))
         if self._ended is not None:
             return self._ended
@@ -105,11 +130,11 @@ class Attempt:
         waits_at_report, self._asked = self._asked, False
         self._answers.put(Answer(False))
         if waits_at_report or self.pace.soon:
-            self._thread.join(UNWIND_S)
-        if self._thread.is_alive():
-            interrupt(self._thread)
-            self._thread.join(UNWIND_S)
-        return not self._thread.is_alive()
+            self.thread.join(LAST_WORDS_S)
+        if self.thread.is_alive():
+            interrupt(self.thread)
+            self.thread.join(UNWIND_S + LAST_WORDS_S)
+        return not self.thread.is_alive()
 
     def relative(self, checkpoint: Checkpoint | None) -> str | None:
         """The checkpoint's folder relative to the sweep's storage."""
@@ -136,10 +161,10 @@ def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Bluepri
     trial_id = f"{launch.trial:04d}"
     trainer = trainers.for_trial(trainer, config=launch.config, seed=launch.seed, name=trial_id, storage=blueprint.storage)
     identity = CurrentTrial(f"{blueprint.sweep}/{trial_id}", launch.attempt, launch.seed, blueprint.root, launch.config)
-    loop = TrainLoop(trainer._get_train_func(), identity, f"{blueprint.work_dir}/{trial_id}")
+    loop = TrainLoop(trainer._get_train_func(), identity, f"{blueprint.work_dir}/{trial_id}", bool(blueprint.reduce))
     controller = WarmController(
         slot=slot,
-        conversation=Conversation(attempt),
+        conversation=Conversation(attempt, blueprint.reduce),
         checkpoint=open_checkpoint(blueprint.storage, launch.checkpoint),
         train_fn_ref=ObjectRefWrapper(loop),
         train_run_context=trainer.train_run_context,
@@ -147,9 +172,12 @@ def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Bluepri
         failure_policy=create_failure_policy(trainer.run_config.failure_config),
         callbacks=_callbacks(trainer),
     )
+    kills_before = kernel_kills()
     asyncio.run(controller.run())
     error = controller.get_result().error
-    return explain(error, slot.tracebacks) if error is not None else Ended()
+    if error is None:
+        return Ended()
+    return explain(error, slot.tracebacks, slot.ranks_here() if killed_since(kills_before) else ())
 
 
 def _callbacks(trainer: Any) -> list[Any]:
@@ -166,6 +194,7 @@ def run_function(attempt: Attempt, launch: Launch, function: Callable[..., Any],
         FunctionReport(attempt, trial_id, blueprint.storage, open_checkpoint(blueprint.storage, launch.checkpoint))
     )
     begin_trial(identity, Path(blueprint.work_dir, trial_id, "rank0"))
+    attempt.begun()
     try:
         made = function(trainers.loop_config(function, launch.config, launch.seed))
         if trainers.is_trainer(made):
@@ -179,11 +208,6 @@ def run_function(attempt: Attempt, launch: Launch, function: Callable[..., Any],
         set_current_trial(None)
         set_train_fn_utils(None)
     return Ended()
-
-
-def raise_stopped(thread: threading.Thread) -> None:
-    """Interrupts a plain function at its next bytecode."""
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TrialStopped))
 
 
 class FunctionReport(LocalTrainFnUtils):
@@ -208,6 +232,9 @@ class FunctionReport(LocalTrainFnUtils):
         self._left = answer.batch
         if not answer.goes_on:
             raise TrialStopped()
+
+    def get_preemption_info(self) -> Any:
+        return self._attempt.preemption
 
     def _persist(self, checkpoint: Checkpoint) -> Checkpoint:
         name = f"checkpoint_{self._attempt_name()}"

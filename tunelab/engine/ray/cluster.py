@@ -34,7 +34,7 @@ def connected(address: str, root: str) -> Iterator[None]:
             f"Run: ray job submit --address http://HOST:8265 --working-dir {root} -- tunelab sweep ... --address auto"
         )
     if address not in ("local", "auto"):
-        _refuse_silent(address)
+        refuse_silent(address)
     os.environ.update({**RAY_SETTINGS, "RAY_TRAIN_V2_ENABLED": "1"})
     options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
@@ -51,7 +51,7 @@ def connected(address: str, root: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _refuse_silent(address: str) -> None:
+def refuse_silent(address: str) -> None:
     """Refuse an address at which nothing answers; Ray itself would try for minutes.
 
     Raises:

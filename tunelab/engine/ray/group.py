@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
+from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError
-from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ReportCallback
 from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager, _TrainingResult
-from ray.train.v2._internal.execution.checkpoint.sync_actor import SynchronizationActor
 from ray.train.v2._internal.execution.controller.controller import TrainController
 from ray.train.v2._internal.execution.controller.state import FinishedState, ShuttingDownState
 from ray.train.v2._internal.execution.scaling_policy import FixedScalingPolicy
@@ -19,66 +19,16 @@ from ray.train.v2._internal.execution.worker_group import WorkerGroupPollStatus
 from ray.train.v2._internal.execution.worker_group.execution_group import ReplicaGroup
 from ray.train.v2._internal.execution.worker_group.worker import Worker
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-from ray.train.v2._internal.util import bundle_to_remote_args
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from tunelab.core.reduce import merge
+from tunelab.engine.ray.crew import Post, Slot
 from tunelab.engine.ray.messages import Answer, Report
-from tunelab.engine.ray.worker import POLL_S, WarmWorker
+from tunelab.engine.ray.worker import POLL_S
+
+SILENT_S = 30.0  # how long a rank may take to turn out to be gone, when another has failed
 
 for name in ("controller.controller", "worker_group.worker_group", "failure_handling"):
     logging.getLogger(f"ray.train.v2._internal.execution.{name}").setLevel(logging.ERROR)
-
-
-@dataclass
-class Crew:
-    """Workers that have finished a trial well and wait for the next."""
-
-    workers: list[Worker]
-    sync_actor: Any
-    trials: int = 0
-    first_mb: float = 0.0  # memory of its largest worker after the first trial
-
-    def dismiss(self) -> None:
-        """End the processes now, whatever they are doing."""
-        for worker in self.workers:
-            ray.kill(worker.actor)
-        ray.kill(self.sync_actor)
-
-
-@dataclass
-class Slot:
-    """A place where trials run one after another: the trial's placement group and the workers in it.
-
-    Args:
-        root: The project's root, for the workers' `sys.path`.
-        warm: Whether workers outlive a trial.
-        recycle_after: Trials after which workers are replaced, or None for no limit.
-        max_growth_mb: Growth of a worker's memory since its first trial after which it is replaced, or None for no limit.
-    """
-
-    root: str
-    warm: bool
-    recycle_after: int | None = None
-    max_growth_mb: float | None = None
-    idle: dict[Any, Crew] = field(default_factory=dict)
-    busy: list[Any] = field(default_factory=list)  # handles of the workers that run the trial, also while they start
-    tracebacks: dict[int, str] = field(default_factory=dict)  # of the ranks that failed last
-    notes: list[str] = field(default_factory=list)  # sentences for the user
-
-    def interrupt(self) -> None:
-        """End the processes that run the trial, at once."""
-        for actor in self.busy:
-            ray.kill(actor)
-
-    def dismiss_idle(self) -> None:
-        """End the crews that wait for a trial."""
-        while self.idle:
-            self.idle.popitem()[1].dismiss()
-
-    def close(self) -> None:
-        """End all processes."""
-        self.interrupt()
-        self.dismiss_idle()
 
 
 class TrialPlacementGroup:
@@ -105,11 +55,10 @@ class PlacedScalingPolicy(FixedScalingPolicy):
 
 
 class WarmWorkerGroup(WorkerGroup):
-    """A worker group that takes an idle crew where there is one and gives it back when the trial ended well."""
+    """A worker group that takes the slot's workers, and gives them back when the trial is over."""
 
-    _worker_cls = WarmWorker
     slot: Slot  # set on the subclass that `WarmController` makes
-    keep = False  # whether the workers are fit for another trial
+    went_well = False  # whether all train loops have returned
     answer: Answer | None = None  # to the last report, on its way to the workers
     conversation: Conversation | None = None
 
@@ -117,9 +66,10 @@ class WarmWorkerGroup(WorkerGroup):
         context = self._worker_group_context
         for callback in self._callbacks:
             callback.before_worker_group_start(context)
-        self._crew = crew = self._take_crew()
+        runtime_env = self._train_run_context.run_config.worker_runtime_env
+        self._crew = crew = self.slot.take(Post.of(context.num_workers, context.resources_per_worker, runtime_env))
         try:
-            workers = crew.workers
+            workers = self._assign_worker_ranks(crew.workers())
             self._replica_groups = [
                 ReplicaGroup([worker], context.resources_per_worker, self._replica_group_callbacks) for worker in workers
             ]
@@ -129,71 +79,28 @@ class WarmWorkerGroup(WorkerGroup):
             builder = worker_group_state_builder
             builder.with_placement_group_handle(TrialPlacementGroup(ray.util.get_current_placement_group()))
             builder.with_sync_actor(crew.sync_actor).with_workers(workers)
+            self.slot.placed = [(w.distributed_context.world_rank, w.metadata.node_id, w.actor) for w in workers]
             self._init_train_context(workers, crew.sync_actor)
             self._worker_group_state = builder.build()
             for callback in self._callbacks:
                 callback.after_worker_group_start(self)
             ray.get([worker.actor.run_train_fn.remote(context.train_fn_ref) for worker in workers])
-        except BaseException as error:
-            crew.dismiss()  # whatever it was: the next attempt needs the room
+        except BaseException as error:  # whatever it was: the next attempt needs the room
+            self._give_back()
             if isinstance(error, RayActorError):
                 raise WorkerGroupStartupFailedError("A worker died while the trial was being started.") from error
             raise
         for callback in self._callbacks:
             callback.after_worker_group_training_start(self)
+        if self.conversation is not None:
+            self.conversation.begun()
 
-    def _take_crew(self) -> Crew:
-        context = self._worker_group_context
-        crew = self.slot.idle.pop(self._shape(), None)
-        if crew is None:
-            self.slot.dismiss_idle()  # they are of another shape, and hold the same bundles
-            sync_actor = SynchronizationActor.remote()
-            workers = self._create_workers(
-                context.num_workers, ray.util.get_current_placement_group(), context.resources_per_worker
-            )
-            return Crew(workers, sync_actor)
-        fresh = [  # ranks and log paths are filled in anew
-            Worker(w.actor, w.metadata, w.resources, placement_group_bundle_index=w.placement_group_bundle_index)
-            for w in crew.workers
-        ]
-        self.slot.busy = [worker.actor for worker in fresh]
-        return replace(crew, workers=self._assign_worker_ranks(fresh))
-
-    def _create_workers(
-        self, num_workers: int, placement_group: Any, resources_per_worker: dict[str, float], **kwargs: Any
-    ) -> list[Worker]:
-        """As Ray Train's, with the project's root handed to each worker before anything of the project is unpickled there."""
-        runtime_env = self._get_worker_runtime_env(self._train_run_context.run_config.worker_runtime_env)
-        worker_class = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(resources_per_worker))(self._worker_cls)
-        actors = [
-            worker_class.options(
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=placement_group, placement_group_bundle_index=index
-                )
-            ).remote(self.slot.root)
-            for index in range(num_workers)
-        ]
-        self.slot.busy = actors
-        try:
-            metadata = ray.get([actor.get_metadata.remote() for actor in actors])
-        except RayActorError as error:
-            for actor in actors:
-                ray.kill(actor)
-            raise WorkerGroupStartupFailedError(f"A worker could not be started: {error}") from error
-        workers = [
-            Worker(actor, about, resources_per_worker, placement_group_bundle_index=index)
-            for index, (actor, about) in enumerate(zip(actors, metadata, strict=True))
-        ]
-        return self._assign_worker_ranks(workers)
+    def _give_back(self) -> None:
+        self.slot.give_back(self._crew, trial=self._train_run_context.run_config.name, went_well=self.went_well)
 
     @staticmethod
     def _decorate_worker_log_file_paths(workers: list[Worker]) -> list[Worker]:
         return workers  # a round trip for the dashboard's sake
-
-    def _shape(self) -> tuple[Any, ...]:
-        context = self._worker_group_context
-        runtime_env = self._train_run_context.run_config.worker_runtime_env
-        return context.num_workers, tuple(sorted(context.resources_per_worker.items())), repr(runtime_env)
 
     def _get_poll_tasks(self) -> list[Any]:
         answer, self.answer = self.answer, None
@@ -204,10 +111,26 @@ class WarmWorkerGroup(WorkerGroup):
 
     def _poll_workers_and_collect_errors(self, timeout: float | None) -> list[Any]:
         statuses = super()._poll_workers_and_collect_errors(timeout)
-        early = getattr(statuses[0], "early", None)
-        if early and self.conversation is not None:
+        if self._world_rank_to_ongoing_poll and any(status.error for status in statuses):
+            self._hear_of_silent_ranks(statuses)
+        early = [getattr(status, "early", ()) for status in statuses]
+        if any(early) and self.conversation is not None:
             self.conversation.early(early)  # before the report that comes after them
         return statuses
+
+    def _hear_of_silent_ranks(self, statuses: list[Any]) -> None:
+        """Give a rank that does not answer the time to turn out to be gone, since that may be why another has failed.
+
+        Ranks that are left raise at once. That a node is gone is noticed some 15 s later.
+        """
+        silent = {rank: poll.task for rank, poll in self._world_rank_to_ongoing_poll.items()}
+        ready, _ = ray.wait(list(silent.values()), num_returns=len(silent), timeout=SILENT_S)
+        for rank, task in silent.items():
+            try:
+                if task in ready:
+                    ray.get(task)
+            except Exception as error:
+                statuses[rank].error = WorkerHealthCheckFailedError("A worker is gone.", failure=error)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         status = super().poll_status(timeout)
@@ -216,55 +139,48 @@ class WarmWorkerGroup(WorkerGroup):
         return status
 
     def shutdown(self) -> None:
-        state = self._worker_group_state
         for callback in self._callbacks:
             callback.before_worker_group_shutdown(self)
-        crew = replace(self._crew, workers=state.workers, trials=self._crew.trials + 1)
-        if self.keep and self.slot.warm and self._is_fit(crew):
-            self.slot.idle[self._shape()] = crew
-        else:
-            crew.dismiss()
-        self.slot.busy = []
+        self._give_back()
         self._clear_state()
         for callback in self._callbacks:
             callback.after_worker_group_shutdown(self._worker_group_context)
 
-    def _is_fit(self, crew: Crew) -> bool:
-        """Have the workers put back as they were, and say whether they may run another trial."""
-        try:
-            cleanups = ray.get([worker.actor.shutdown.remote() for worker in crew.workers])
-        except RayActorError:
-            return False
-        largest = max(cleanup.rss_mb for cleanup in cleanups)
-        crew.first_mb = crew.first_mb or largest
-        reasons = {cleanup.reason for cleanup in cleanups if not cleanup.fit}
-        slot, growth = self.slot, largest - crew.first_mb
-        if slot.max_growth_mb is not None and growth > slot.max_growth_mb:
-            reasons.add(f"its memory has grown by {growth:.0f} MB in {crew.trials} trials")
-        leftovers = [leftover for cleanup in cleanups for leftover in cleanup.leftovers]
-        name = self._train_run_context.run_config.name
-        slot.notes += [f"{name} left behind: {leftover}" for leftover in dict.fromkeys(leftovers)]
-        slot.notes += [f"{name}: its workers are replaced, because {reason}" for reason in sorted(reasons)]
-        return not reasons and (slot.recycle_after is None or crew.trials < slot.recycle_after)
-
 
 class Conversation(ReportCallback):
-    """Hands each consolidated report to the attempt, waits for the answer and leaves it for the next poll."""
+    """Hands each consolidated report to the attempt, waits for the answer and leaves it for the next poll.
 
-    def __init__(self, attempt: Any) -> None:
-        self._attempt = attempt
+    Args:
+        attempt: Takes the reports.
+        reduce: How metrics are made of all ranks' values, by name; the others are rank 0's.
+    """
+
+    def __init__(self, attempt: Any, reduce: Mapping[str, str]) -> None:
+        self._attempt, self._reduce = attempt, reduce
+        self._by_rank: list[deque[tuple[dict[str, Any], Any]]] = []
         self.controller: WarmController | None = None
+
+    def begun(self) -> None:
+        """All train loops are running."""
+        self._attempt.begun()
 
     def after_report(self, training_report: Any, metrics: list[dict[str, Any]]) -> None:
         checkpoint = training_report.checkpoint
-        answer = self._attempt.converse(Report(metrics[0], self._attempt.relative(checkpoint)))
+        merged = merge(metrics, self._reduce)
+        answer = self._attempt.converse(Report(merged, self._attempt.relative(checkpoint)))
         assert self.controller is not None and self.controller._worker_group is not None
         self.controller._worker_group.answer = answer
 
-    def early(self, reports: list[tuple[dict[str, Any], Any]]) -> None:
-        """Pass on what rank 0 reported without waiting for an answer."""
-        for metrics, checkpoint in reports:
-            self._attempt.tell(Report(metrics, self._attempt.relative(checkpoint), asks=False))
+    def early(self, reports: Sequence[Sequence[tuple[dict[str, Any], Any]]]) -> None:
+        """Pass on what was reported without waiting, by rank: all ranks' if they are to be merged, else rank 0's."""
+        ranks = reports if self._reduce else reports[:1]
+        self._by_rank = self._by_rank or [deque() for _ in ranks]
+        for waiting, new in zip(self._by_rank, ranks, strict=True):
+            waiting.extend(new)
+        while all(self._by_rank):
+            same = [waiting.popleft() for waiting in self._by_rank]
+            merged = merge([metrics for metrics, _ in same], self._reduce)
+            self._attempt.tell(Report(merged, self._attempt.relative(same[0][1]), asks=False))
 
 
 class WarmController(TrainController):
@@ -298,5 +214,5 @@ class WarmController(TrainController):
     def _shutdown_worker_group(self) -> None:
         state = self.get_state()
         assert self._worker_group is not None
-        self._worker_group.keep = isinstance(state, ShuttingDownState) and isinstance(state.next_state, FinishedState)
+        self._worker_group.went_well = isinstance(state, ShuttingDownState) and isinstance(state.next_state, FinishedState)
         super()._shutdown_worker_group()

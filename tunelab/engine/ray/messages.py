@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tunelab.core.failures import Failure
@@ -27,6 +28,10 @@ class Blueprint:
         reports: `"auto"`, `"lockstep"` or `"coalesced"`; see `Pace`.
         step: Key of the step in the reported metrics, or None when reports are counted.
         work_dir: Local folder under which each rank of each trial gets a working directory.
+        worker_env: `RunConfig.worker_runtime_env` of the trainer, where all trials have the same.
+        preload: Whether workers may import what the trainer needs before its backend has prepared them.
+        reduce: Metric -> how it is made of all ranks' values.
+        report_timeout_s: A trial that says nothing for so long hangs, or None.
     """
 
     sweep: str
@@ -39,6 +44,10 @@ class Blueprint:
     max_growth_mb: float | None = None
     reports: str = "auto"
     step: str | None = None
+    worker_env: Any = None
+    preload: bool = True
+    reduce: Mapping[str, str] = field(default_factory=dict)
+    report_timeout_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -132,6 +132,19 @@ def refuse(trainer: Any) -> list[str]:
     return found
 
 
+def worker_env(trainer: Any) -> Any:
+    """The user's `RunConfig(worker_runtime_env=...)`, or None."""
+    return getattr(getattr(trainer, "run_config", None), "worker_runtime_env", None) or None
+
+
+def may_preload(trainer: Any) -> bool:
+    """Whether workers may import what the trainer needs before its backend has set their environment up.
+
+    JAX and TensorFlow read theirs when they are imported.
+    """
+    return type(getattr(trainer, "backend_config", None)).__name__ not in ("JaxConfig", "TensorflowConfig")
+
+
 def max_failures(trainer: Any) -> int:
     """The user's `RunConfig(failure_config=FailureConfig(max_failures=...))`; 0 without one."""
     run_config = getattr(trainer, "run_config", None)
@@ -153,7 +166,7 @@ def for_trial(
         trainer.run_config,
         name=name,
         storage_path=storage,
-        failure_config=FailureConfig(max_failures=0),
+        failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
     )
     own.train_run_context = TrainRunContext(
         run_config=own.run_config,

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,17 +19,22 @@ import ray.tune
 from ray.tune import CheckpointConfig
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.progress_reporter import TrialProgressCallback
+from ray.tune.registry import get_trainable_cls
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import SearchAlgorithm
 
 from tunelab.core.failures import Failure
 from tunelab.engine.conductor import Conductor, Launch
+from tunelab.engine.memory import kernel_kills, killed_since
 from tunelab.engine.ray.actor import RAY_SETTINGS, TrialActor
-from tunelab.engine.ray.explain import explain
+from tunelab.engine.ray.explain import explain, explain_death
+from tunelab.engine.ray.lean import LeanTrial, without_counting_callbacks
 from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message, Reports
+from tunelab.engine.ray.nodes import Nodes
 from tunelab.engine.ray.slots import Slot, Slots
 from tunelab.engine.ray.trainers import Shape
 from tunelab.errors import ResourcesError
+from tunelab.journal.locks import scratch
 
 TUNE_SETTINGS = {
     "TUNE_DISABLE_SIGINT_HANDLER": "1",
@@ -51,6 +54,7 @@ class Binding:
     Args:
         conductor: Decides everything.
         slots: Where attempts run.
+        nodes: The cluster's.
         shape_of: What a launch will occupy.
         static_shape: What every launch occupies, or None when that depends on the configuration.
         each_round: Called in each round of Tune's loop.
@@ -60,11 +64,12 @@ class Binding:
         self,
         conductor: Conductor,
         slots: Slots,
+        nodes: Nodes,
         shape_of: Callable[[Launch], Shape],
         static_shape: Shape | None,
         each_round: Callable[[], None] = lambda: None,
     ) -> None:
-        self.conductor, self.slots = conductor, slots
+        self.conductor, self.slots, self.nodes = conductor, slots, nodes
         self.error: BaseException | None = None
         self.hurry = False  # a second Ctrl-C: do not wait for reports
         self.each_round = each_round
@@ -73,6 +78,9 @@ class Binding:
         self._told: dict[str, float] = {}
         self._waiting: tuple[Launch, Shape] | None = None  # journalled as started, has no slot yet
         self._stopping_since: float | None = None
+        self._kills_before: dict[str, int | None] = {}  # processes that the kernel had killed when the trial began
+        self._leaving: dict[str, dict[str, int]] = {}  # trial -> nodes of it that are about to be taken away: when
+        self._untold: list[str] = []  # of them, the trials that do not know yet
 
     def next_placed(self) -> tuple[str, Launch, Slot] | None:
         """The next attempt and the slot that it runs in, or None while there is none or no room for it."""
@@ -91,13 +99,16 @@ class Binding:
         self._waiting = waiting if slot is None else None
         if slot is None:
             return None
+        if launch.alone:  # idle workers hold memory, too
+            self.slots.close_idle()
         name = f"{launch.trial:04d}_{launch.attempt}"
         self._running[name] = (launch, slot)
+        self._kills_before[name] = kernel_kills()
         return name, launch, slot
 
     def _next_shaped(self) -> tuple[Launch, Shape] | None:
         """The next attempt and what it will occupy. One that the user's trainer function refuses fails at once."""
-        launch = self.conductor.next_launch()
+        launch = self._next_launch()
         while launch is not None:
             try:
                 return launch, self._shape_of(launch)
@@ -106,8 +117,12 @@ class Binding:
             except Exception as error:
                 ended = explain(error)
                 self.conductor.failed(launch.trial, ended.failure or Failure.USER_ERROR, ended.message, ended.details)
-            launch = self.conductor.next_launch()
+            launch = self._next_launch()
         return None
+
+    def _next_launch(self) -> Launch | None:
+        with self.conductor.together():
+            return self.conductor.next_launch()
 
     @property
     def finished(self) -> bool:
@@ -131,10 +146,14 @@ class Binding:
             if self._out_of_patience():
                 self.conductor.interrupt(launch.trial)
             return self.conductor.heartbeat(launch.trial)
+        if message.failure in (Failure.LOST, Failure.PREEMPTED):
+            self.look_at_nodes(now=True)
         if message.failure is None:
-            self.conductor.completed(launch.trial)
+            with self.conductor.together():
+                self.conductor.completed(launch.trial)
         else:
-            self.conductor.failed(launch.trial, message.failure, message.message, message.details)
+            with self.conductor.together():
+                self.conductor.failed(launch.trial, message.failure, message.message, message.details)
         return False
 
     def news_of_until(self, name: str) -> float | None:
@@ -156,18 +175,46 @@ class Binding:
     def died(self, name: str, details: str) -> None:
         """The trial's process ended, or could not be started."""
         if name in self._running:
-            lines = [line.strip() for line in details.splitlines() if line.strip()]
-            why = f": {lines[-1]}" if lines else ""
-            self.conductor.failed(self._running[name][0].trial, Failure.LOST, f"the trial's process died{why}", details)
+            self.look_at_nodes(now=True)
+            here = len(self.nodes.alive) == 1  # else it may have been on another machine, of whose kernel nothing is known
+            ended = explain_death(details, killed=here and killed_since(self._kills_before[name]))
+            self.conductor.failed(self._running[name][0].trial, ended.failure or Failure.LOST, ended.message, details)
 
     def gone(self, name: str, *, dead: bool) -> None:
         """The trial is over for Tune."""
-        self._told.pop(name, None)
+        for known in (self._told, self._kills_before, self._leaving):
+            known.pop(name, None)
         launch, slot = self._running.pop(name, (None, None))
         if launch is None or slot is None:
             return
         self.slots.release(slot, dead=dead)
         self.conductor.interrupt(launch.trial)  # does nothing unless it was stopped before it began
+
+    def look_at_nodes(self, *, now: bool = False) -> None:
+        """Follow the cluster's nodes: slots on those that are gone, or about to go, take no trial any more."""
+        had, announced = len(self.nodes.alive), self.nodes.draining
+        if not self.nodes.look(now=now):
+            return
+        alive, leaving = self.nodes.alive.keys(), self.nodes.draining
+        if len(alive) != had:
+            self.conductor.say(f"The cluster has {len(alive)} node{'s'[: len(alive) != 1]} now, it had {had}")
+        if new := len(leaving.keys() - announced.keys()):
+            self.conductor.say(f"{new} of the cluster's nodes {'are' if new > 1 else 'is'} about to be taken away")
+        if self._static_shape is not None and not self.slots.may_ever_have_room(self._static_shape):
+            self.conductor.say("What is left of the cluster has no room for a trial: the sweep waits until it has")
+        nodes_of = self.nodes.of_groups()
+        self.slots.mark_broken(nodes_of, alive - leaving.keys())
+        for name, (launch, slot) in self._running.items():
+            mine = {node: leaving[node] for node in nodes_of.get(slot.name, ()) if node in leaving}
+            if mine and name not in self._leaving:
+                self._leaving[name] = mine
+                self._untold.append(name)
+                self.conductor.preempted(launch.trial)
+
+    def warnings(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Trials that are to be told that nodes of theirs are about to be taken away, and when, in ms since the epoch or 0."""
+        untold, self._untold = self._untold, []
+        return ((name, self._leaving[name]) for name in untold if name in self._leaving)
 
     @contextmanager
     def keeping_errors(self) -> Iterator[None]:
@@ -184,20 +231,23 @@ class TuneSearch(SearchAlgorithm):
     """Hands Tune the attempts that the conductor launches, one for each free slot."""
 
     def __init__(self, binding: Binding) -> None:
-        self._binding, self._spec = binding, None
+        self._binding = binding
+        self._spec: Any = None
+        self._trainable: Any = None
 
     def add_configurations(self, experiments: Any) -> None:
         self._spec = experiments[0].spec
+        self._trainable = get_trainable_cls(self._spec["run"])
 
     def next_trial(self) -> TuneTrial | None:
         with self._binding.keeping_errors():
             placed = self._binding.next_placed()
             if placed is not None:
                 name, launch, slot = placed
-                assert self._spec is not None
-                return TuneTrial(
+                return LeanTrial(
                     self._spec["run"],
-                    config={"launch": launch},
+                    self._trainable,
+                    config={"launch": launch, "shape": slot.shape},
                     trial_id=name,
                     storage=self._spec["storage"],
                     placement_group_factory=slot.request,
@@ -246,6 +296,12 @@ class TuneScheduler(FIFOScheduler):
     def choose_trial_to_run(self, tune_controller: Any) -> TuneTrial | None:
         """Called in each of Tune's rounds. Tune starts pending trials by itself; a stopping sweep takes them back instead."""
         self._binding.each_round()
+        with self._binding.keeping_errors():
+            self._binding.look_at_nodes()
+            for name, leaving in self._binding.warnings():
+                trial = next((trial for trial in tune_controller.get_live_trials() if trial.trial_id == name), None)
+                if trial is not None and trial.temporary_state.ray_actor is not None:
+                    trial.temporary_state.ray_actor.preempted.remote(leaving)
         if self._binding.conductor.stopping:
             for trial in list(tune_controller.get_live_trials()):
                 if trial.status == TuneTrial.PENDING:
@@ -269,24 +325,21 @@ def run(binding: Binding, blueprint: Blueprint) -> None:
     Raises:
         Exception: The first error of the conductor, its searcher or its scheduler, as it was raised.
     """
-    folder = tempfile.mkdtemp(prefix="tunelab-tune-")
     logging.getLogger("ray.tune.tune").setLevel(logging.CRITICAL)  # it counts attempts that failed and were retried as errors
-    with _settings({**TUNE_SETTINGS, **RAY_SETTINGS, "TUNE_MAX_PENDING_TRIALS_PG": "1000"}):
-        try:
-            ray.tune.run(
-                ray.tune.with_parameters(TrialActor, blueprint=blueprint),
-                name="sweep",
-                storage_path=folder,
-                search_alg=TuneSearch(binding),
-                scheduler=TuneScheduler(binding),
-                callbacks=[Quiet()],
-                checkpoint_config=CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
-                reuse_actors=True,
-                raise_on_failed_trial=False,
-                verbose=0,
-            )
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    settings = {**TUNE_SETTINGS, **RAY_SETTINGS, "TUNE_MAX_PENDING_TRIALS_PG": "1000"}
+    with scratch("tunelab-tune-") as folder, _settings(settings), without_counting_callbacks():
+        ray.tune.run(
+            ray.tune.with_parameters(TrialActor, blueprint=blueprint),
+            name="sweep",
+            storage_path=folder,
+            search_alg=TuneSearch(binding),
+            scheduler=TuneScheduler(binding),
+            callbacks=[Quiet()],
+            checkpoint_config=CheckpointConfig(checkpoint_frequency=0, checkpoint_at_end=False),
+            reuse_actors=True,
+            raise_on_failed_trial=False,
+            verbose=0,
+        )
     if binding.error is not None:
         raise binding.error
 

@@ -15,8 +15,8 @@ SUPPORTED = ("2.60", "2.61")  # from, below
 # module -> {name: parameters, or None where only its existence matters}. Attributes of instances cannot be looked up here.
 # These are used, and the sweeps in tests/ray go through all of them: `_checkpoint_manager`, `_worker_group`,
 # `_worker_group_state`, `_world_rank_to_ongoing_poll`, `_latest_checkpoint_result`, `result_queue` and
-# `training_thread_runner` of Train's; ScalingConfig's `_resources_per_worker_not_none`; `_tune_controller._actor_cache` and
-# `temporary_state.ray_actor` of Tune's.
+# `training_thread_runner` of Train's, and that one's `_thread`; ScalingConfig's `_resources_per_worker_not_none`;
+# `_tune_controller._actor_cache` and `temporary_state.ray_actor` of Tune's.
 PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.execution.controller.controller": {
         "TrainController.__init__": (
@@ -32,7 +32,6 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.execution.worker_group.worker_group": {
         "WorkerGroup._start_impl": ("self", "worker_group_state_builder"),
         "WorkerGroup._init_train_context": ("self", "workers", "sync_actor"),
-        "WorkerGroup._get_worker_runtime_env": ("custom_runtime_env",),
         "WorkerGroup._assign_worker_ranks": ("workers", "starting_world_rank", "world_size", "replica_group_size"),
         "WorkerGroup._decorate_worker_log_file_paths": ("workers",),
         "WorkerGroup._get_poll_tasks": ("self",),
@@ -51,12 +50,17 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
         "RayTrainWorker.execute": None,
         "RayTrainWorker.poll_status": ("self",),
         "RayTrainWorker.get_metadata": ("self",),
+        "RayTrainWorker.mark_preempt": ("self", "info"),
         "RayTrainWorker.shutdown": ("self",),
         "Worker": (
             "actor", "metadata", "resources", "distributed_context", "log_file_path", "placement_group_bundle_index",
         ),
         "get_train_context": (),
     },
+    "ray.train.v2._internal.execution.worker_group.thread_runner": {"ThreadRunner.is_running": ("self",)},
+    "ray.train.v2._internal.constants": {"get_env_vars_to_propagate": ()},
+    "ray._private.state": {"state": None, "state._connect_and_get_accessor": (), "state.get_draining_nodes": ()},
+    "ray.core.generated.gcs_pb2": {"PlacementGroupTableData": None},
     "ray.train.v2._internal.execution.worker_group.poll": {"WorkerStatus": None},
     "ray.train.v2._internal.execution.worker_group": {"WorkerGroupPollStatus": None},
     "ray.train.v2._internal.execution.callback": {
@@ -80,6 +84,7 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.execution.train_fn_utils": {
         "DistributedTrainFnUtils.report": None,
         "LocalTrainFnUtils.report": None,
+        "LocalTrainFnUtils.get_preemption_info": ("self",),
         "set_train_fn_utils": ("train_fn_utils",),
     },
     "ray.train.v2._internal.exceptions": {
@@ -101,6 +106,10 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
             "self", "tune_controller", "trial_executor", "runner_whitelist_attr", "executor_whitelist_attr",
         ),
     },
+    "ray.air._internal": {"usage": None},
+    "ray.air._internal.usage": {"tag_callbacks": ("callbacks",)},
+    "ray.tune.experiment": {"Trial.get_json_state": ("self",), "Trial.get_trainable_cls": ("self",)},
+    "ray.tune.registry": {"get_trainable_cls": ("trainable_name",)},
     "ray.tune.utils.object_cache": {
         "_ObjectCache.increase_max": ("self", "key", "by"),
         "_ObjectCache.decrease_max": ("self", "key", "by"),

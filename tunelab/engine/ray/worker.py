@@ -6,18 +6,20 @@ report costs one round trip, and nothing polls in vain.
 
 from __future__ import annotations
 
+import ctypes
 import numbers
 import os
 import pickle
 import queue
 import random
-import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,16 +32,19 @@ from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker,
 from tunelab import frameworks
 from tunelab.engine.context import CurrentTrial, current_trial, set_current_trial
 from tunelab.engine.hygiene import CleanState, Cleanup
+from tunelab.engine.ray import rendezvous
 from tunelab.engine.ray.messages import Answer, TrialStopped
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
 MOST = 2**1000  # an integer beyond this is no float
-LISTENS_S = 5.0  # longest that a rank waits for rank 0; Torch itself waits on
 TOGETHER_S = 0.02  # how long reports that do not wait are gathered
 
 
 class WorkerReport(DistributedTrainFnUtils):
     """`ray.train.report` that returns with the decision, or unwinds a stopped train loop.
+
+    With `CheckpointUploadMode.ASYNC` it returns while the checkpoint is being uploaded, and the next report (or the loop's
+    end) waits for the decision on this one: there is one upload at a time, and a stop takes effect one report later.
 
     A loop that reports fast is told to make several reports before it waits again (`Pace`). All ranks are told the same number
     and count, so they wait at the same report. What is reported in between is kept by rank 0 and fetched by the polls.
@@ -55,13 +60,22 @@ class WorkerReport(DistributedTrainFnUtils):
     ) -> None:
         context = get_train_context()
         inbox, metrics = context.tunelab_inbox, plain_metrics(metrics)
+        reports = context.execution_context.result_queue
+        if inbox.owed:
+            self._heed(inbox, inbox.ask(reports))
         inbox.left -= 1
         if inbox.left > 0 and checkpoint_upload_mode is CheckpointUploadMode.SYNC:
             self._report_early(context, metrics, checkpoint, checkpoint_dir_name, options)
             return
         super().report(metrics, checkpoint, checkpoint_dir_name, checkpoint_upload_mode, **options)
-        answer = inbox.ask(context.execution_context.result_queue)
+        inbox.owed = True
+        if checkpoint_upload_mode is not CheckpointUploadMode.ASYNC:
+            self._heed(inbox, inbox.ask(reports))
+
+    @staticmethod
+    def _heed(inbox: Inbox, answer: Answer) -> None:
         if not answer.goes_on:
+            inbox.owed = True
             inbox.answers.put(answer)  # a loop that swallows the exception and reports again is stopped again
             raise TrialStopped()
 
@@ -84,7 +98,7 @@ class WorkerReport(DistributedTrainFnUtils):
             checkpoint = context.checkpoint = stored.checkpoint
         with context.report_order_condition:
             context.current_report_index += 1
-        if context.get_world_rank() == 0:
+        if context.get_world_rank() == 0 or context.tunelab_inbox.all_ranks:
             context.tunelab_inbox.keep(metrics, checkpoint, context.execution_context.result_queue)
 
 
@@ -95,7 +109,9 @@ class Inbox:
         answers: To reports, on their way to the loop.
         left: Reports up to and including the next that waits for an answer.
         unasked: Reports since the last that waited.
-        early: What rank 0 reported without waiting, in order.
+        early: What was reported without waiting, in order. Only rank 0's counts unless `all_ranks`.
+        all_ranks: Whether metrics are merged over the ranks.
+        owed: Whether there is a report whose answer the loop has not taken yet.
         waits: Whether the loop waits for an answer.
         ended: Whether the loop has returned.
     """
@@ -104,15 +120,16 @@ class Inbox:
         self.answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self.left, self.unasked = 1, 0
         self.early: deque[tuple[dict[str, Any], Checkpoint | None]] = deque()
-        self.waits = self.ended = False
+        self.all_ranks = self.owed = self.waits = self.ended = False
 
     def ask(self, reports: queue.Queue[Any]) -> Answer:
-        """Wait for the answer to the report that was just made."""
+        """Wait for the answer to the latest report."""
         with reports.not_empty:
             self.waits = True
             reports.not_empty.notify_all()
         answer = self.answers.get()
-        self.waits, self.left, self.unasked = False, answer.batch, 0
+        self.owed = self.waits = False
+        self.left, self.unasked = answer.batch, 0
         return answer
 
     def keep(self, metrics: dict[str, Any], checkpoint: Checkpoint | None, reports: queue.Queue[Any]) -> None:
@@ -138,13 +155,21 @@ class News(WorkerStatus):
 
 
 class WarmWorker(RayTrainWorker):
-    """Ray Train's worker, for trial after trial."""
+    """Ray Train's worker, for trial after trial.
 
-    def __init__(self, root: str) -> None:
+    Args:
+        root: The project's root, for `sys.path`.
+        preload: The pickled trainer, unpickled at once for the sake of its imports, or None.
+    """
+
+    def __init__(self, root: str, preload: bytes | None) -> None:
         super().__init__()
         self._clean: CleanState | None = None
         if root not in sys.path:
             sys.path.insert(0, root)
+        if preload is not None:
+            with suppress(Exception):  # the trial will say what is wrong
+                pickle.loads(preload)
 
     def init_train_context(self, *args: Any, **kwargs: Any) -> None:
         super().init_train_context(*args, **kwargs)
@@ -157,8 +182,8 @@ class WarmWorker(RayTrainWorker):
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something in this process, as Ray Train's backends ask."""
-        if fn.__name__ == "_setup_torch_process_group" and kwargs.get("world_rank") and kwargs.get("init_method") == "env://":
-            _wait_for_rank_zero()
+        if fn.__name__ == "_setup_torch_process_group" and kwargs.get("init_method") == "env://":
+            kwargs["init_method"] = rendezvous.address()
         return super().execute(fn, *args, **kwargs)
 
     def run_train_fn(self, train_fn_ref: Any) -> None:
@@ -176,6 +201,23 @@ class WarmWorker(RayTrainWorker):
         reasons = frameworks.reset_loaded()
         cleanup = self._clean.restore()
         return replace(cleanup, fit=cleanup.fit and not reasons, reason="; ".join([*reasons, cleanup.reason]).strip("; "))
+
+    def interrupt(self, grace_s: float) -> None:
+        """Unwind the train loop, at its next bytecode or, if it waits there, at its report. Waits for that for `grace_s`."""
+        context = get_train_context()
+        thread = context.execution_context.training_thread_runner._thread
+        if thread is None:
+            return
+        if context.tunelab_inbox.waits:
+            context.tunelab_inbox.answers.put(Answer(False))
+        else:
+            raise_stopped(thread)
+        thread.join(grace_s)
+
+    def stacks(self) -> str:
+        """Where each thread of this process is, the train loop's first."""
+        runner = get_train_context().execution_context.training_thread_runner
+        return stacks_of(runner._thread)
 
     def poll_status(self, answer: Answer | None = None) -> WorkerStatus:
         """Deliver the answer to the last report, if there is one, then wait for news for at most `POLL_S`."""
@@ -198,20 +240,6 @@ class WarmWorker(RayTrainWorker):
         return News(**vars(super().poll_status()), early=tuple(early))
 
 
-def _wait_for_rank_zero() -> None:
-    """Wait until rank 0 listens. All ranks are told to connect at once, and Torch's client, where it comes first, sleeps
-    for 0.3 s and more before it tries again.
-    """
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    until = time.monotonic() + LISTENS_S
-    while time.monotonic() < until:
-        try:
-            socket.create_connection(address, timeout=LISTENS_S).close()
-            return
-        except OSError:
-            time.sleep(0.001)
-
-
 @dataclass(frozen=True)
 class _Loaded:
     """Stands where Ray Train passes a reference to the train function."""
@@ -230,17 +258,23 @@ class TrainLoop:
         loop: The loop with its configuration bound.
         trial: What `tunelab.current_trial()` answers.
         work_dir: Folder under which this rank gets its working directory.
+        all_ranks: Whether metrics are merged over the ranks.
     """
 
     loop: Callable[[], Any]
     trial: CurrentTrial
     work_dir: str
+    all_ranks: bool = False
 
     def __call__(self) -> Any:
         context = get_train_context()
+        reports = context.execution_context.result_queue
+        context.tunelab_inbox.all_ranks = self.all_ranks
         begin_trial(self.trial, Path(self.work_dir, f"rank{context.get_world_rank()}"))
         try:
             result = self.loop()
+            if context.tunelab_inbox.owed:
+                context.tunelab_inbox.ask(reports)
             if context.tunelab_inbox.unasked and context.get_world_size() > 1:
                 WorkerReport().barrier()  # the last reports count once every rank has made them
             return result
@@ -254,7 +288,6 @@ class TrainLoop:
         finally:
             set_current_trial(None)
             context.tunelab_inbox.ended = True
-            reports = context.execution_context.result_queue
             with reports.not_empty:
                 reports.not_empty.notify_all()
 
@@ -266,6 +299,22 @@ def _that_travels(error: Exception) -> Exception:
         return error
     except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def raise_stopped(thread: threading.Thread) -> None:
+    """Interrupt a train loop at its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TrialStopped))
+
+
+def stacks_of(first: threading.Thread | None) -> str:
+    """The stacks of this process's threads as text, that of `first` first."""
+    frames, named = sys._current_frames(), {thread.ident: thread.name for thread in threading.enumerate()}
+    order = sorted(frames, key=lambda ident: first is None or ident != first.ident)
+    return "\n".join(
+        f"thread {named.get(ident, ident)}\n{''.join(traceback.format_stack(frames[ident]))}"
+        for ident in order
+        if ident in named
+    )
 
 
 def begin_trial(trial: CurrentTrial, work_dir: Path) -> None:

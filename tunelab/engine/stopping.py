@@ -1,0 +1,123 @@
+"""Asking the driver of a sweep to stop, from another process: a file in the sweep's folder that its loop looks at.
+
+    tunelab stop --> stop.request: {"session": 3, "now": false} --> the driver of session 3 --> as after Ctrl-C
+
+A request names the session that it is meant for, by its number in the journal. Every start of a driver is another session, so a
+request that nobody took can never stop a later one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tunelab.errors import BadInputError
+from tunelab.journal import SweepState, read_events
+from tunelab.journal.home import SweepFolder
+
+FILE_NAME = "stop.request"
+LOOKS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Args:
+        session: Number of the session that is to end, from 1.
+        now: Whether not to wait for trials' next reports, as after a second Ctrl-C.
+    """
+
+    session: int
+    now: bool = False
+
+
+class Requests:
+    """The driver's side: what has been asked of its session.
+
+    Args:
+        folder: The sweep's folder.
+        session: The number of the session that this driver runs.
+        clock: Seconds that only go forward.
+    """
+
+    def __init__(self, folder: Path, session: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._session, self._clock = folder / FILE_NAME, session, clock
+        self._looks_at, self._heard = clock(), None  # type: tuple[float, Request | None]
+
+    def news(self) -> Request | None:
+        """A request that was not told before. Looks at the file at most every 0.2 s, so it may be called at any rate."""
+        now = self._clock()
+        if now < self._looks_at:
+            return None
+        self._looks_at = now + LOOKS_EVERY_S
+        found = _read(self._file)
+        if found is None or found.session != self._session or found == self._heard:
+            return None
+        self._heard = found
+        return found
+
+    def close(self) -> None:
+        """The session is over: what was asked of it, or of an earlier one, is settled."""
+        found = _read(self._file)
+        if found is not None and found.session <= self._session:
+            self._file.unlink(missing_ok=True)
+
+
+def ask(folder: Path, request: Request) -> None:
+    """Leave a request, whole or not at all."""
+    partial = folder / f"{FILE_NAME}.{os.getpid()}.partial"
+    partial.write_text(json.dumps(asdict(request)))
+    partial.replace(folder / FILE_NAME)
+
+
+def stop(
+    folder: SweepFolder,
+    *,
+    now: bool = False,
+    told: Callable[[Request], None] = lambda request: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> SweepState:
+    """Ask the sweep's driver to stop as Ctrl-C does, wait until it has ended, and return what it left.
+
+    Args:
+        folder: The sweep's.
+        now: Whether not to wait for trials' next reports.
+        told: Called once the request is there.
+        sleep: Waits so many seconds.
+
+    Raises:
+        BadInputError: No driver runs the sweep.
+    """
+    state = SweepState()
+    if not folder.is_running():
+        raise BadInputError(f"No driver runs {folder.path.name}, so there is nothing to stop.")
+    asked = None
+    while folder.is_running():
+        for event in read_events(folder.journal, state.seq):
+            state.apply(event)
+        # A driver that has locked the sweep and started no session yet will start the next one.
+        at_work = bool(state.sessions) and state.sessions[-1].ended_at is None
+        request = Request(len(state.sessions) + (not at_work), now)
+        if asked is None or (at_work and request.session > asked.session):
+            ask(folder.path, request)
+            asked = request
+            told(request)
+        sleep(0.1)
+    if asked is not None:
+        Requests(folder.path, asked.session).close()
+    for event in read_events(folder.journal, state.seq):
+        state.apply(event)
+    return state
+
+
+def _read(file: Path) -> Request | None:
+    try:
+        data = json.loads(file.read_text())
+        return Request(int(data["session"]), bool(data["now"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
