@@ -369,6 +369,37 @@ def test_a_server_that_never_manages_a_large_batch_gets_small_ones(home):
     assert [step for step, *_ in store.points(store.trials[0], "accuracy")] == list(range(1, 41))
 
 
+class ReadOnly:
+    """An `MlflowClient` of a store that answers every question and takes nothing, for its first `calls` writes."""
+
+    def __init__(self, uri, calls, code):
+        self.client, self.calls, self.code = mlflow.MlflowClient(uri), calls, code
+
+    def __getattr__(self, name):
+        method = getattr(self.client, name)
+
+        def call(*args, **kwargs):
+            if name in ("log_batch", "set_tag", "set_terminated", "update_run", "log_text"):
+                self.calls -= 1
+                if self.calls >= 0:
+                    raise mlflow.exceptions.MlflowException("read-only", error_code=self.code)
+            return method(*args, **kwargs)
+
+        return call
+
+
+@pytest.mark.parametrize("code", [1, 4], ids=["INTERNAL_ERROR", "BAD_REQUEST"])
+def test_a_store_that_answers_and_takes_nothing_is_not_taken_to_refuse_what_it_is_told(home, code):
+    sweep = Sweep(home).session().start(0).report(0, 1, 0.5).finish(0).end()
+    client = ReadOnly(sweep.tracking.tracking_uri, 60, code)
+    sweep.track(client, drain_timeout_s=30)
+    store = Store(sweep)
+    assert client.calls < 0 and [step for step, *_ in store.points(store.trials[0], "accuracy")] == [1]
+    assert {run.info.status for run in store.runs} == {"FINISHED"} and store.trials[0].data.tags[
+        "tunelab.status"
+    ] == "completed"
+
+
 class Poisoned(Bounded):
     """One that breaks at a certain value."""
 

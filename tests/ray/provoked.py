@@ -166,17 +166,22 @@ def _in_words(trial) -> str:
 
 
 def row(name: str, how: str, trial: Trial, told: str) -> list[str]:
-    """A line of the table: class, how it was provoked, attempts, what became of the trial, what the searcher was told."""
+    """A line of the table: class, how it was provoked, attempts, what followed, what the searcher was told."""
     attempts = ", then ".join(
         f"{attempt.failure or attempt.outcome}{f' (from epoch {attempt.from_step:g})' if attempt.from_step else ''}"
         for attempt in trial.attempts
     )
-    return [name, how, attempts, trial.status.value, told]
+    retries = len(trial.attempts) - 1
+    times = "" if not retries else "retried, then " if retries == 1 else f"retried {retries} times, then "
+    if any(attempt.failure == Failure.OUT_OF_MEMORY for attempt in trial.attempts[:-1]):
+        times = times.replace("retried", "retried alone")
+    resumable = "; `tunelab resume` goes on" if not trial.status.ended else ""
+    return [name, how, attempts, f"{times}{trial.status.value}{resumable}", told]
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
     """The table as docs/failures.md shows it."""
-    head = ["class", "how it was provoked", "attempts", "the trial in the end", "what the searcher was told"]
+    head = ["class", "how it was provoked", "attempts", "action", "what the searcher was told"]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows]) + "\n"
 
 

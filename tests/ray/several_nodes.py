@@ -70,6 +70,15 @@ def remove(scene, rank):
     scene.cluster.remove_node(found, allow_graceful=False)
 
 
+def remove_and_add(scene, rank):
+    """The node of this rank is gone, there is no other, and then another comes."""
+    remove(scene, rank)
+    while not any("no room for a trial" in text for text in scene.said):
+        time.sleep(0.1)
+    scene.cluster._shutdown_at_exit = False  # it would handle signals, which only the main thread can
+    scene.cluster.add_node(num_cpus=1)
+
+
 def drain(scene, rank, seconds):
     """It is announced that the node of this rank will be taken away."""
     deadline = int((time.time() + seconds) * 1000)
@@ -85,19 +94,20 @@ def main(folder):
     told, seconds = {}, {}
     scenes = {
         "a worker's node is gone": {"nodes": 3, "workers": 2, "happens": lambda scene: remove(scene, 1)},
+        "and there is no other": {"nodes": 2, "workers": 2, "happens": lambda scene: remove_and_add(scene, 1)},
         "the trial's own node is gone": {"nodes": 2, "workers": 1, "happens": lambda scene: remove(scene, 0)},
         "announced, and it saves": {"nodes": 2, "workers": 1, "saves": True, "happens": lambda scene: drain(scene, 0, 60)},
         "announced, and it does not": {"nodes": 2, "workers": 1, "happens": lambda scene: drain(scene, 0, 3)},
     }
     for number, (name, scene) in enumerate(scenes.items()):
-        spare = [cluster.add_node(num_cpus=1) for _ in range(scene.pop("nodes"))]
+        for _ in range(scene.pop("nodes")):
+            cluster.add_node(num_cpus=1)
         began = time.monotonic()
         told[name] = Scene(cluster, folder / str(number), **scene).told()
         seconds[name] = time.monotonic() - began
-        for node in spare:
-            if node in cluster.worker_nodes:
-                cluster.remove_node(node, allow_graceful=True)
-    (folder / "told.json").write_text(json.dumps({"told": told, "seconds": seconds}))
+        for node in [*cluster.worker_nodes]:
+            cluster.remove_node(node, allow_graceful=True)
+        (folder / "told.json").write_text(json.dumps({"told": told, "seconds": seconds}))
     ray.shutdown()
     cluster.shutdown()
 

@@ -52,7 +52,8 @@ def wait_for(what, timeout_s=60):
 def tunelab(tmp_path):
     temporary = tmp_path / "tmp"
     temporary.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    # Ray's sockets need a short path, so its own folder stays where it is.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary), "RAY_TMPDIR": "/tmp"}
 
     def start(*arguments):
         command = [sys.executable, "-m", "tunelab", *arguments, "--home", str(tmp_path / "runs")]

@@ -55,7 +55,7 @@ def interrupt_after_epoch(bench, epoch, times=1):
 def test_ctrl_c_in_a_silent_train_loop_stops_within_seconds_and_the_sweep_goes_on_later(bench):
     sent = interrupt_after_epoch(bench, 2)
     broken = bench.start(experiment(silent_trainer(), trials=1, scheduler=FIFO()))
-    assert time.monotonic() - sent[0] < 10
+    assert time.monotonic() - sent[0] < 12
     trial = broken.state.trials[0]
     assert broken.outcome == "interrupted" and broken.reason == "Ctrl-C" and trial.status is Status.INTERRUPTED
     assert trial.attempts[0].outcome == "interrupted" and trial.latest_checkpoint().step == 2

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from tests.unit.histories import config, created, stored, write
 from tests.unit.test_conductor import Clock, Rig, experiment
 from tunelab import ASHA, TPE, Budget, OnFailure, Retention
+from tunelab.analysis.why import why
 from tunelab.cli.show import command as show
 from tunelab.core.failures import RULES, Breaker, Failure, is_out_of_memory, rules, signature
 from tunelab.core.select import best
@@ -510,6 +511,13 @@ def test_show_tells_the_class_of_each_failure_and_what_followed(tmp_path):
     assert [(one["failure"], one["then"]) for one in failures] == [
         ("lost", "retry"), ("out of memory", "retry"), ("out of memory", "infeasible"),
     ]  # fmt: skip
+
+
+def test_why_tells_how_each_was_retried():
+    told = why(stored(failed_twice()), 0)
+    assert told[1].endswith("then lost: MemoryError (free retry)")
+    assert told[2].endswith("then out of memory: MemoryError (retried alone)")
+    assert told[3].endswith("then out of memory: MemoryError")
 
 
 def test_mlflow_is_told_the_class_and_what_followed(tmp_path):

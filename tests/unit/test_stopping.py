@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import signal
+from types import SimpleNamespace
 
 import pytest
 
 from tests.unit import histories as h
-from tunelab.engine.stopping import FILE_NAME, LOOKS_EVERY_S, Request, Requests, ask, stop
+from tunelab.engine.stopping import FILE_NAME, LOOKS_EVERY_S, Interruptions, Request, Requests, ask, stop
 from tunelab.errors import BadInputError
 from tunelab.journal import Journal, events
 
@@ -60,6 +62,55 @@ def test_a_request_for_another_session_stops_nobody(tmp_path, clock, session):
 def test_a_broken_file_is_no_request(tmp_path, clock, content):
     (tmp_path / FILE_NAME).write_text(content)
     assert Requests(tmp_path, 1, clock).news() is None
+
+
+class Conductor:
+    """Knows whether it was told to stop."""
+
+    asked: tuple[str, str] | None = None
+
+    def stop(self, outcome, reason):
+        first, self.asked = self.asked is None, self.asked or (outcome, reason)
+        return first
+
+
+class TestTheDriversLoop:
+    @pytest.fixture
+    def loop(self, tmp_path, clock):
+        said = []
+        made = Interruptions(Conductor(), said.append, Requests(tmp_path, 2, clock))
+        made.binding, made.said = SimpleNamespace(hurry=False), said
+        return made
+
+    def round_after(self, loop, clock, tmp_path, request):
+        ask(tmp_path, request)
+        clock.now += 1.0
+        loop.each_round()
+
+    def test_a_request_stops_as_ctrl_c_does_and_a_second_one_does_not_wait(self, loop, clock, tmp_path):
+        self.round_after(loop, clock, tmp_path, Request(2))
+        assert loop._conductor.asked == ("interrupted", "tunelab stop") and not loop.binding.hurry
+        self.round_after(loop, clock, tmp_path, Request(2, now=True))
+        assert loop.binding.hurry and loop.said == ["tunelab stop: stopping at the next report"]
+
+    def test_now_does_not_wait_from_the_start(self, loop, clock, tmp_path):
+        self.round_after(loop, clock, tmp_path, Request(2, now=True))
+        assert loop.binding.hurry and loop.said == ["tunelab stop: stopping now"]
+
+    def test_an_old_request_does_nothing_and_is_gone_at_the_end(self, loop, clock, tmp_path):
+        with loop:
+            self.round_after(loop, clock, tmp_path, Request(1))
+            assert loop._conductor.asked is None and loop.said == []
+        assert not (tmp_path / FILE_NAME).exists()
+
+    def test_ctrl_c_and_then_a_request_that_waits_no_longer(self, loop, clock, tmp_path):
+        with loop:
+            signal.raise_signal(signal.SIGINT)
+            loop.each_round()
+            assert loop._conductor.asked == ("interrupted", "Ctrl-C")
+            self.round_after(loop, clock, tmp_path, Request(2, now=True))
+            assert loop.binding.hurry
+        assert loop.said == ["Ctrl-C: stopping at the next report; again to stop now"]
 
 
 def test_a_sweep_that_nobody_runs_is_said_to_be_so_and_gets_no_request(tmp_path):

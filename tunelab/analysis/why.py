@@ -114,7 +114,9 @@ def _outcome(attempt: Attempt, trial: Trial) -> str:
     if attempt.number in trial.reopened:
         return line
     if attempt.failure and (attempt is not trial.attempts[-1] or trial.status is Status.RETRYING):
-        line += " (free retry)" if RULES[Failure(attempt.failure)].retries is not None else " (retried, one of max_failures)"
+        rule = RULES[Failure(attempt.failure)]
+        how = "retried alone" if rule.alone else "retried, one of max_failures" if rule.retries is None else "free retry"
+        line += f" ({how})"
     return line
 
 

@@ -1,4 +1,6 @@
-"""Asking the driver of a sweep to stop, from another process: a file in the sweep's folder that its loop looks at.
+"""Stopping a sweep before it is done: by a signal, or by a request from another process.
+
+A request is a file in the sweep's folder that the driver's loop looks at.
 
     tunelab stop --> stop.request: {"session": 3, "now": false} --> the driver of session 3 --> as after Ctrl-C
 
@@ -10,14 +12,21 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tunelab.errors import BadInputError
 from tunelab.journal import SweepState, read_events
 from tunelab.journal.home import SweepFolder
+
+if TYPE_CHECKING:
+    from tunelab.engine.conductor import Conductor
+    from tunelab.engine.ray.tune import Binding
 
 FILE_NAME = "stop.request"
 LOOKS_EVERY_S = 0.2
@@ -47,7 +56,8 @@ class Requests:
 
     def __init__(self, folder: Path, session: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._session, self._clock = folder / FILE_NAME, session, clock
-        self._looks_at, self._heard = clock(), None  # type: tuple[float, Request | None]
+        self._looks_at = clock()
+        self._heard: Request | None = None
 
     def news(self) -> Request | None:
         """A request that was not told before. Looks at the file at most every 0.2 s, so it may be called at any rate."""
@@ -66,6 +76,54 @@ class Requests:
         found = _read(self._file)
         if found is not None and found.session <= self._session:
             self._file.unlink(missing_ok=True)
+
+
+class Interruptions:
+    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report, a second one at once. Only the main thread can be signalled.
+
+    The handler may run anywhere, so it only takes a note; `each_round`, called in the sweep's loop, tells the user.
+
+    Args:
+        conductor: Is told to stop.
+        say: Shows a sentence to the user.
+        requests: What is asked for by a file.
+    """
+
+    def __init__(self, conductor: Conductor, say: Callable[[str], None], requests: Requests) -> None:
+        self._conductor, self._say, self._requests = conductor, say, requests
+        self._before: dict[int, Any] = {}
+        self._unsaid = ""
+        self.binding: Binding | None = None
+
+    def __enter__(self) -> Interruptions:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._requests.close()
+
+    def _handle(self, number: int, frame: Any) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if self._conductor.stop("interrupted", name):
+            self._unsaid = f"{name}: stopping at the next report; again to stop now"
+        elif self.binding is not None:
+            self.binding.hurry = True
+
+    def each_round(self) -> None:
+        """Take what has been asked for by a file, and say what that or a signal brought about."""
+        request = self._requests.news()
+        if request is not None:
+            if self._conductor.stop("interrupted", "tunelab stop"):
+                self._unsaid = f"tunelab stop: stopping {'now' if request.now else 'at the next report'}"
+            if request.now and self.binding is not None:
+                self.binding.hurry = True
+        if self._unsaid:
+            self._unsaid, text = "", self._unsaid
+            self._say(text)
 
 
 def ask(folder: Path, request: Request) -> None:

@@ -6,10 +6,8 @@ import hashlib
 import os
 import shlex
 import shutil
-import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -25,7 +23,7 @@ from tunelab.engine import checkpoints, facts
 from tunelab.engine.code import SNAPSHOT
 from tunelab.engine.conductor import FAR_ENOUGH, Conductor, Launch
 from tunelab.engine.description import describe
-from tunelab.engine.stopping import Requests
+from tunelab.engine.stopping import Interruptions, Requests
 from tunelab.errors import BadInputError, DiskFullError, InvalidExperimentError, SweepLockedError
 from tunelab.journal import Event, Journal, SweepState, events
 from tunelab.journal.home import Home, SweepFolder
@@ -33,7 +31,7 @@ from tunelab.trackers.process import TrackerProcess
 from tunelab.trackers.tracking import Tracking
 
 if TYPE_CHECKING:
-    from tunelab.engine.ray.tune import Binding
+    pass
 
 
 class Watcher(Protocol):
@@ -333,7 +331,7 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
         say=watcher.say,
     )
     nodes = Nodes()
-    stop = _Signals(conductor, watcher, Requests(folder.path, len(conductor.state.sessions) + 1))
+    stop = Interruptions(conductor, watcher.say, Requests(folder.path, len(conductor.state.sessions) + 1))
     slots = Slots(lambda shapes: fit(shapes, nodes.resources()))
     binding = Binding(conductor, slots, nodes, cluster.shape_of, cluster.static_shape, each_round=stop.each_round)
     stop.binding = binding
@@ -420,46 +418,3 @@ class _Guarded:
         self._watcher = Silence()
         if not isinstance(error, BrokenPipeError):
             print(f"The display has failed ({type(error).__name__}: {error}); the sweep goes on without it.", file=sys.stderr)
-
-
-class _Signals:
-    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report, a second one at once. Only the main thread can be signalled.
-
-    The handler may run anywhere, so it only takes a note; `each_round`, called in the sweep's loop, tells the user.
-    """
-
-    def __init__(self, conductor: Conductor, watcher: _Guarded, requests: Requests) -> None:
-        self._conductor, self._watcher, self._requests = conductor, watcher, requests
-        self._before: dict[int, Any] = {}
-        self._unsaid = ""
-        self.binding: Binding | None = None
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._requests.close()
-
-    def _handle(self, number: int, frame: Any) -> None:
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        if self._conductor.stop("interrupted", name):
-            self._unsaid = f"{name}: stopping at the next report; again to stop now"
-        elif self.binding is not None:
-            self.binding.hurry = True
-
-    def each_round(self) -> None:
-        """Take what has been asked for by a file, and say what that or a signal brought about."""
-        request = self._requests.news()
-        if request is not None:
-            if self._conductor.stop("interrupted", "tunelab stop"):
-                self._unsaid = f"tunelab stop: stopping {'now' if request.now else 'at the next report'}"
-            if request.now and self.binding is not None:
-                self.binding.hurry = True
-        if self._unsaid:
-            self._unsaid, text = "", self._unsaid
-            self._watcher.say(text)

@@ -35,7 +35,7 @@ CURSOR = "tunelab.cursor"
 _REFUSED = ("INVALID_PARAMETER_VALUE", "BAD_REQUEST", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST")
 _FILE_TRIES = 3
 _AT_ONCE = 1000  # points in a call, as MLflow's client cuts them
-_SMALLER_AFTER, _LEFT_OUT_AFTER = 3, 8  # failures in a row at the same call, of a store that answers
+_SMALLER_AFTER, _LEFT_OUT_AFTER = 3, 8  # failures in a row at the same call, of a store that takes others
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}  # the page opens with runs and curves, not with traces
 _SETTINGS = {  # the follower retries, and must notice within seconds that its driver is gone
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -188,12 +188,12 @@ class MlflowTracker:
             changes.params, changes.tags = {}, {}
 
     def _leave_out_after(self, error: Exception, key: int | None, n_points: int) -> bool:
-        """Whether to give up on a call that failed, with so many points in it, though the store answers.
+        """Whether to give up on a call that failed, with so many points in it, though the store takes others.
 
         A server that times out or breaks at a large call may manage a small one, and one value that it cannot take must not
         hold up all others.
         """
-        self.client.get_experiment(self._experiment_id)  # raises if it is an outage
+        self._refuse_outage()
         self._failures += 1
         if self._failures >= _SMALLER_AFTER and n_points > 1:
             self._at_once, self._failures = n_points // 2, 0
@@ -241,10 +241,20 @@ class MlflowTracker:
             except Exception as error:
                 if not _is_refusal(error):
                     raise
-                self.client.get_experiment(self._experiment_id)  # raises if it is an outage that looks like a refusal
+                self._refuse_outage()
                 if is_last and told:  # a database that has just come back may have refused the first call
                     log.error("MLflow refuses something of %s: %s; left out", _subject(key), _first_line(error))
         return False
+
+    def _refuse_outage(self) -> None:
+        """Raise if the store is away, or takes nothing though it answers, as a database does that has become read-only: what
+        fails then is not refused for what it is. Found out by writing what is there already.
+        """
+        parent = (self._runs or {}).get(SWEEP)
+        if parent is None:
+            self.client.get_experiment(self._experiment_id)
+        else:
+            self.client.set_tag(parent, CURSOR, str(self._cursor))
 
     @property
     def client(self) -> MlflowClient:

@@ -121,7 +121,7 @@ def _catch_up_all(folders: Sequence[Path]) -> int:
         _log_to(folder / behind.LOG)
         inbox = Inbox(os.open(os.devnull, os.O_RDONLY))
         inbox.end()
-        done = _record(folder / JOURNAL, found.tracking, inbox, _BACKGROUND_DRAIN_S, lock_timeout_s=_LOOKED_AT_S)
+        done = _record(folder / JOURNAL, found.tracking, inbox, _BACKGROUND_DRAIN_S, settle=True, lock_timeout_s=_LOOKED_AT_S)
         status = max(status, done)
     return status
 

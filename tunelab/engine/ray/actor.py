@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,8 @@ RAY_SETTINGS = {
     "RAY_TRAIN_ENABLE_WORKER_STRUCTURED_LOGGING": "0",
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
 }
-HEARTBEAT_S = 0.5  # longest that a step waits, so that a stop reaches a trial that does not report
+GONE_S = 10.0  # how long an attempt may take to notice that a node of it is gone, before it is ended
+HEARTBEAT_S = 1.0  # longest that a step waits, so that a stop reaches a trial that does not report
 
 
 class TrialActor(ray.tune.Trainable):
@@ -34,8 +36,10 @@ class TrialActor(ray.tune.Trainable):
     def setup(self, config: dict[str, Any], blueprint: Any = None) -> None:
         self._blueprint = blueprint
         self._attempt: Any = None
+        self._cut_off_at: float | None = None  # when it became known that a node of it is gone
         self._slot: Any = None  # stays None when the project or the libraries cannot be loaded here
         self._trainer: Any = None
+        self._at_once = False
         try:
             os.environ.update(RAY_SETTINGS)
             if blueprint.root not in sys.path:
@@ -61,6 +65,9 @@ class TrialActor(ray.tune.Trainable):
         timeout_s = self._blueprint.report_timeout_s
         if timeout_s is not None and isinstance(message, Heartbeat) and self._attempt.hangs(timeout_s):
             message = self._hung(timeout_s)
+        if self._cut_off_at is not None and isinstance(message, Heartbeat) and time.monotonic() - self._cut_off_at > GONE_S:
+            self._attempt.stop(self._interrupt)
+            message = Ended(Failure.LOST, "a worker is gone with its node, and the others wait for it")
         notes = self._slot.notes if self._slot is not None else []
         if notes:
             self._slot.notes = []
@@ -79,8 +86,13 @@ class TrialActor(ray.tune.Trainable):
         elif self._attempt is not None:
             self._attempt.preemption = preemption(leaving, {node: [0] for node in leaving})
 
-    def release(self) -> None:
-        """End the attempt, if it has not ended: at the report at which it waits, or at once."""
+    def cut_off(self) -> None:
+        """A node of this trial is gone. It will notice, unless it waits for what was to be started there."""
+        self._cut_off_at = time.monotonic()
+
+    def release(self, at_once: bool = False) -> None:
+        """End the attempt: at the report at which it waits, or now. `at_once` leaves the loop no time to clean up."""
+        self._at_once = at_once
         if self._attempt is not None and not self._attempt.stop(self._interrupt):
             os._exit(1)  # a train loop that cannot be interrupted, in this very process
         self._attempt = None
@@ -94,6 +106,7 @@ class TrialActor(ray.tune.Trainable):
         from tunelab.engine.ray import attempt
         from tunelab.engine.ray.pace import Pace
 
+        self._cut_off_at = None
         pace = Pace(self._blueprint.reports, self._blueprint.step)
         self._attempt = attempt.Attempt(partial(self._work, launch=launch), storage=self._blueprint.storage, pace=pace)
 
@@ -124,6 +137,6 @@ class TrialActor(ray.tune.Trainable):
         from tunelab.engine.ray.worker import raise_stopped
 
         if self._slot is not None and self._slot.busy is not None:
-            self._slot.interrupt()
+            self._slot.interrupt(at_once=self._at_once)
         else:
             raise_stopped(thread)

@@ -26,7 +26,7 @@ from tunelab.engine.conductor import Launch
 from tunelab.engine.context import CurrentTrial, set_current_trial
 from tunelab.engine.memory import kernel_kills, killed_since
 from tunelab.engine.ray import trainers
-from tunelab.engine.ray.crew import UNWIND_S, Slot
+from tunelab.engine.ray.crew import Slot
 from tunelab.engine.ray.explain import explain
 from tunelab.engine.ray.group import Conversation, PlacedScalingPolicy, WarmController
 from tunelab.engine.ray.messages import Answer, Blueprint, Ended, Heartbeat, Message, Report, Reports, TrialStopped
@@ -34,7 +34,7 @@ from tunelab.engine.ray.pace import Pace
 from tunelab.engine.ray.worker import TrainLoop, begin_trial, plain_metrics
 from tunelab.errors import BadInputError
 
-LAST_WORDS_S = 5.0  # how long a loop that is stopped at a report may take to clean up before it is interrupted
+LAST_WORDS_S = 3.0  # how long a loop that is stopped at a report may take to clean up before it is interrupted
 START_S = 300.0  # least that a trial may take until its train loops run
 LINGER_S = 0.02  # how long reports that do not ask wait for others, to travel together
 
@@ -133,7 +133,7 @@ class Attempt:
             self.thread.join(LAST_WORDS_S)
         if self.thread.is_alive():
             interrupt(self.thread)
-            self.thread.join(UNWIND_S + LAST_WORDS_S)
+            self.thread.join(LAST_WORDS_S)
         return not self.thread.is_alive()
 
     def relative(self, checkpoint: Checkpoint | None) -> str | None:

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tunelab.engine.hygiene import Cleanup
 from tunelab.engine.ray.worker import WarmWorker
 
-UNWIND_S = 3.0  # how long train loops that are interrupted may take to clean up before their processes are ended
+UNWIND_S = 2.0  # how long train loops that are interrupted may take to clean up before their processes are ended
 STACKS_S = 3.0  # how long a worker may take to say where it is
 
 
@@ -113,7 +113,7 @@ class Crew:
 
     def wind_down(self, grace_s: float) -> None:
         """Interrupt the train loops, let them clean up for as long as `grace_s`, and end the processes."""
-        if self._metadata:  # else they are still starting
+        if self._metadata and grace_s > 0:  # without it they are still starting
             unwound = [actor.interrupt.remote(grace_s) for actor in self.actors]
             ray.kill(self.sync_actor)  # a rank may wait there for one that has failed
             ray.wait(unwound, num_returns=len(unwound), timeout=grace_s)
@@ -209,11 +209,11 @@ class Slot:
         self.notes += [f"{trial}: its workers are replaced, because {reason}" for reason in sorted(reasons)]
         return not reasons and (self.recycle_after is None or crew.trials < self.recycle_after)
 
-    def interrupt(self) -> None:
+    def interrupt(self, *, at_once: bool) -> None:
         """End the train loops of the trial between two reports, and the processes with them."""
         self.interrupted = True
         if self.busy is not None:
-            self.busy.wind_down(UNWIND_S)
+            self.busy.wind_down(0.0 if at_once else UNWIND_S)
 
     def preempted(self, leaving: Mapping[str, int]) -> None:
         """Tell the train loops that nodes are about to be taken away: `ray.train.get_preemption_info()` answers with it."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
 from ray.train.v2._internal.execution.callback import ReportCallback
 from ray.train.v2._internal.execution.checkpoint.checkpoint_manager import CheckpointManager, _TrainingResult
@@ -25,7 +26,7 @@ from tunelab.engine.ray.crew import Post, Slot
 from tunelab.engine.ray.messages import Answer, Report
 from tunelab.engine.ray.worker import POLL_S
 
-SILENT_S = 30.0  # how long a rank may take to turn out to be gone, when another has failed
+SILENT_S = 60.0  # how long a rank may take to turn out to be gone, when another has failed
 
 for name in ("controller.controller", "worker_group.worker_group", "failure_handling"):
     logging.getLogger(f"ray.train.v2._internal.execution.{name}").setLevel(logging.ERROR)
@@ -111,26 +112,24 @@ class WarmWorkerGroup(WorkerGroup):
 
     def _poll_workers_and_collect_errors(self, timeout: float | None) -> list[Any]:
         statuses = super()._poll_workers_and_collect_errors(timeout)
-        if self._world_rank_to_ongoing_poll and any(status.error for status in statuses):
-            self._hear_of_silent_ranks(statuses)
+        if any(status.error for status in statuses):
+            self._make_sure_who_is_gone(statuses)
         early = [getattr(status, "early", ()) for status in statuses]
         if any(early) and self.conversation is not None:
             self.conversation.early(early)  # before the report that comes after them
         return statuses
 
-    def _hear_of_silent_ranks(self, statuses: list[Any]) -> None:
-        """Give a rank that does not answer the time to turn out to be gone, since that may be why another has failed.
+    def _make_sure_who_is_gone(self, statuses: list[Any]) -> None:
+        """Give ranks that do not answer, or cannot be reached, the time to turn out to be gone, perhaps with their node.
 
-        Ranks that are left raise at once. That a node is gone is noticed some 15 s later.
+        When a node goes, ranks that are left raise at once, and its own cannot be reached; that it is gone is known 15 s later.
         """
         silent = {rank: poll.task for rank, poll in self._world_rank_to_ongoing_poll.items()}
-        ready, _ = ray.wait(list(silent.values()), num_returns=len(silent), timeout=SILENT_S)
-        for rank, task in silent.items():
-            try:
-                if task in ready:
-                    ray.get(task)
-            except Exception as error:
-                statuses[rank].error = WorkerHealthCheckFailedError("A worker is gone.", failure=error)
+        for rank, worker in enumerate(self.get_workers()):
+            if isinstance(getattr(statuses[rank].error, "health_check_failure", None), ActorUnavailableError):
+                silent[rank] = worker.actor.get_metadata.remote()
+            if rank in silent and (gone := _why_gone(worker.actor, silent[rank])):
+                statuses[rank].error = WorkerHealthCheckFailedError("A worker is gone.", failure=gone)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
         status = super().poll_status(timeout)
@@ -145,6 +144,24 @@ class WarmWorkerGroup(WorkerGroup):
         self._clear_state()
         for callback in self._callbacks:
             callback.after_worker_group_shutdown(self._worker_group_context)
+
+
+def _why_gone(actor: Any, asked: Any) -> Exception | None:
+    """What has become of an actor that was asked something; None when it answers, or nothing is known of it in time."""
+    until = time.monotonic() + SILENT_S
+    while True:
+        try:
+            ray.get(asked, timeout=max(0.0, until - time.monotonic()))
+            return None
+        except GetTimeoutError:
+            return None
+        except ActorUnavailableError as error:
+            if time.monotonic() > until:
+                return error
+            time.sleep(0.5)  # there is nothing to be notified by
+            asked = actor.get_metadata.remote()
+        except Exception as error:
+            return error
 
 
 class Conversation(ReportCallback):

@@ -81,6 +81,7 @@ class Binding:
         self._kills_before: dict[str, int | None] = {}  # processes that the kernel had killed when the trial began
         self._leaving: dict[str, dict[str, int]] = {}  # trial -> nodes of it that are about to be taken away: when
         self._untold: list[str] = []  # of them, the trials that do not know yet
+        self._cut_off: set[str] = set()  # trials of which a node is gone
 
     def next_placed(self) -> tuple[str, Launch, Slot] | None:
         """The next attempt and the slot that it runs in, or None while there is none or no room for it."""
@@ -184,6 +185,7 @@ class Binding:
         """The trial is over for Tune."""
         for known in (self._told, self._kills_before, self._leaving):
             known.pop(name, None)
+        self._cut_off.discard(name)
         launch, slot = self._running.pop(name, (None, None))
         if launch is None or slot is None:
             return
@@ -210,11 +212,16 @@ class Binding:
                 self._leaving[name] = mine
                 self._untold.append(name)
                 self.conductor.preempted(launch.trial)
+            if not nodes_of.get(slot.name, set()).issubset(alive) and name not in self._cut_off:
+                self._cut_off.add(name)
+                self._untold.append(name)
 
-    def warnings(self) -> Iterator[tuple[str, dict[str, int]]]:
-        """Trials that are to be told that nodes of theirs are about to be taken away, and when, in ms since the epoch or 0."""
+    def warnings(self) -> Iterator[tuple[str, dict[str, int] | None]]:
+        """Trials that are to be told something of their nodes: those that are about to be taken away, and when, in ms since the
+        epoch or 0; or None when one is gone already.
+        """
         untold, self._untold = self._untold, []
-        return ((name, self._leaving[name]) for name in untold if name in self._leaving)
+        return ((name, None if name in self._cut_off else self._leaving[name]) for name in untold if name in self._running)
 
     @contextmanager
     def keeping_errors(self) -> Iterator[None]:
@@ -285,7 +292,9 @@ class TuneScheduler(FIFOScheduler):
             if until is not None:
                 trial.temporary_state.ray_actor.expect.remote(until)  # arrives before the answer
             return TrialScheduler.CONTINUE
-        trial.temporary_state.ray_actor.release.remote()  # unwinds the train loop now, not when the next trial comes
+        trial.temporary_state.ray_actor.release.remote(
+            self._binding.hurry
+        )  # unwinds the train loop now, not when the next trial comes
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
@@ -300,8 +309,11 @@ class TuneScheduler(FIFOScheduler):
             self._binding.look_at_nodes()
             for name, leaving in self._binding.warnings():
                 trial = next((trial for trial in tune_controller.get_live_trials() if trial.trial_id == name), None)
-                if trial is not None and trial.temporary_state.ray_actor is not None:
-                    trial.temporary_state.ray_actor.preempted.remote(leaving)
+                actor = None if trial is None else trial.temporary_state.ray_actor
+                if actor is not None and leaving is None:
+                    actor.cut_off.remote()
+                elif actor is not None:
+                    actor.preempted.remote(leaving)
         if self._binding.conductor.stopping:
             for trial in list(tune_controller.get_live_trials()):
                 if trial.status == TuneTrial.PENDING:
