@@ -82,7 +82,7 @@ class Clock(ray.tune.Callback):
 
 
 if __name__ == "__main__":
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     ray.tune.Tuner(
         trial,
         param_space={"lr": ray.tune.loguniform(1e-3, 1e-1)},
