@@ -174,16 +174,19 @@ def cluster(cpus: int, *, ours: bool) -> Iterator[None]:
 
     Args:
         cpus: How many trials' worth of CPUs Ray is told that there are.
-        ours: Whether its processes get the settings with which tunelab starts a cluster; the peer's get none.
+        ours: Whether it is started as tunelab starts one; the peer's is stock.
     """
     import ray
 
     from tunelab.engine.ray.actor import RAY_SETTINGS
+    from tunelab.engine.ray.cluster import start_local
 
     before = dict(os.environ)
-    os.environ.update(RAY_SETTINGS if ours else {})
     try:
-        ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        if ours:
+            start_local(cpus)
+        else:
+            ray.init("local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         yield
     finally:
         ray.shutdown()

@@ -7,14 +7,28 @@ import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
 from tunelab.engine.ray.actor import RAY_SETTINGS
+from tunelab.engine.ray.lean import without_monitors
 from tunelab.engine.ray.trainers import Bundle, Shape
 from tunelab.errors import BadInputError, ResourcesError
 
+_QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
 ANSWER_S = 5.0  # how long a cluster may take to accept a connection
+
+
+def start_local(num_cpus: int | None = None) -> None:
+    """Start a cluster of this machine alone and connect to it.
+
+    Args:
+        num_cpus: How many CPUs it has; None for as many as the machine.
+    """
+    os.environ.update(RAY_SETTINGS)
+    with without_monitors():
+        ray.init("local", num_cpus=num_cpus, include_dashboard=False, **_QUIET)
 
 
 @contextmanager
@@ -35,16 +49,15 @@ def connected(address: str, root: str) -> Iterator[None]:
         )
     if address not in ("local", "auto"):
         refuse_silent(address)
-    os.environ.update({**RAY_SETTINGS, "RAY_TRAIN_V2_ENABLED": "1"})
-    options = {"address": address, "log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
-        options["include_dashboard"] = False
+        start_local()
     else:
-        options["runtime_env"] = {"working_dir": root, "excludes": ["runs/", ".git/", ".venv/"], "env_vars": RAY_SETTINGS}
-    try:
-        ray.init(**options)
-    except ConnectionError as error:
-        raise BadInputError(f"There is no Ray cluster at address '{address}': {error}") from error
+        os.environ.update(RAY_SETTINGS)
+        env = {"working_dir": root, "excludes": ["runs/", ".git/", ".venv/"], "env_vars": RAY_SETTINGS}
+        try:
+            ray.init(address, runtime_env=env, **_QUIET)
+        except ConnectionError as error:
+            raise BadInputError(f"There is no Ray cluster at address '{address}': {error}") from error
     try:
         yield
     finally:

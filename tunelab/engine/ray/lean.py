@@ -1,11 +1,13 @@
-"""Tune without what costs time in each trial, or at the start, and is of no use here."""
+"""Ray without what costs time in each trial, or at the start, and is of no use here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+from ray._private import parameter
 from ray.air._internal import usage
 from ray.tune.experiment import Trial
 
@@ -36,3 +38,16 @@ def without_counting_callbacks() -> Iterator[None]:
         yield
     finally:
         usage.tag_callbacks = before
+
+
+@contextmanager
+def without_monitors() -> Iterator[None]:
+    """Keep `ray.init` from starting two processes that a cluster of this machine alone does not need: the autoscaler's, and the
+    one that sends workers' output to the driver. Each takes a second to start, and a share of a core as long as it runs.
+    """
+    before = parameter.RayParams
+    parameter.RayParams = partial(before, include_log_monitor=False, no_monitor=True)
+    try:
+        yield
+    finally:
+        parameter.RayParams = before

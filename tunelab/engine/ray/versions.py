@@ -106,6 +106,8 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
             "self", "tune_controller", "trial_executor", "runner_whitelist_attr", "executor_whitelist_attr",
         ),
     },
+    "ray._private": {"parameter": None},
+    "ray._private.parameter": {"RayParams": None},
     "ray.air._internal": {"usage": None},
     "ray.air._internal.usage": {"tag_callbacks": ("callbacks",)},
     "ray.tune.experiment": {"Trial.get_json_state": ("self",), "Trial.get_trainable_cls": ("self",)},
