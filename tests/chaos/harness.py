@@ -27,7 +27,7 @@ from tunelab.journal.home import SweepFolder
 ROOT = Path(__file__).parents[2]
 FILE = "tests/chaos/toy.py"
 PATIENCE_S = 240.0  # longest that anything is waited for
-GONE_S = 20.0  # longest that processes of a killed driver may need to notice
+GONE_S = 60.0  # longest that processes of a killed driver take to notice; workers that are starting try for half a minute
 
 
 @dataclass(frozen=True)

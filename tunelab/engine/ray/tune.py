@@ -248,6 +248,8 @@ class TuneSearch(SearchAlgorithm):
 
     def next_trial(self) -> TuneTrial | None:
         with self._binding.keeping_errors():
+            self._binding.each_round()  # while nothing runs, Tune asks for trials and does nothing else
+            self._binding.look_at_nodes()
             placed = self._binding.next_placed()
             if placed is not None:
                 name, launch, slot = placed
