@@ -39,6 +39,7 @@ def address(cluster):
 def write(project, *, sleep=0.0, trials=3, seed=0):
     """The experiment's file, in a folder of its own."""
     (project / "pyproject.toml").write_text('[tool.tunelab]\ntracking = "none"\n')
+    shutil.copy(HERE / "toys.py", project)
     (project / "climb.py").write_text(FILE.format(sleep=sleep, trials=trials, seed=seed))
 
 
@@ -52,7 +53,7 @@ def shell(project, *arguments, status=0):
 
 def environment():
     """The token that the cluster's start put there included."""
-    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def started(project, *arguments):
