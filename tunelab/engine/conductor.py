@@ -6,7 +6,6 @@ sweep, built from the same journal, goes on exactly as this one would have.
 
 from __future__ import annotations
 
-import difflib
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +17,9 @@ from typing import Any
 from tunelab.core.experiment import Budget, Experiment
 from tunelab.core.failures import Breaker, Failure, has_to_be_alone, may_retry, rules
 from tunelab.core.retain import Retainer
-from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial, measured, nan_metric
+from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial, measured
 from tunelab.engine.lineup import Lineup
+from tunelab.engine.reports import Reader, Wrong, diverged
 from tunelab.journal import Event, Journal, SweepState, events
 
 FAR_ENOUGH = "as far as was asked for"  # the reason of a session that `Plan.until` ended
@@ -79,7 +79,7 @@ class Conductor:
         self._undecided: dict[int | None, Decision | None] = {}  # what a killed driver had not journalled yet
         self.until: dict[int, float] = {}  # trial -> step at which the judge next has something to say of it
         self._afterwards: list[Callable[[], None]] | None = None  # what waits until the events before it are durable
-        self._keys: dict[int, set[str]] = {}  # keys reported by trials that have not reported the objective yet
+        self._reader = Reader(experiment.objective, say)
         self._stop: tuple[str, str] | None = None  # (outcome, reason) once the sweep is to end early
         self._exhausted = False
         self._again = Lineup(experiment.alone_wait_s, clock)
@@ -256,27 +256,21 @@ class Conductor:
             checkpoint: Its checkpoint relative to the sweep's storage, or None.
         """
         trial = self.state.trials[number]
-        objective = self.experiment.objective
-        said = {name: metrics.get(name) for name in (objective.metric, objective.step) if name is not None}
-        if None in said.values():
-            return self._incomplete(trial, metrics)
-        wrong_values = [f"{name} is {value!r}" for name, value in said.items() if not _is_usable(value, name == objective.step)]
-        if wrong_values:
-            told = f"{' and '.join(wrong_values)}: the objective is a number, its step a finite one"
-            self._fail(trial, Failure.BAD_REPORT, told)
+        said = self._reader.read(trial, metrics)
+        if said is None:
+            if self.stopping:
+                self.interrupt(number)
+            return trial.status is Status.RUNNING
+        if isinstance(said, Wrong):
+            self._fail(trial, said.failure, said.message)
             return False
-        step = self._step(trial, metrics)
-        if wrong := self._wrong_order(trial, step):
-            self._fail(trial, *wrong)
-            return False
-        value = math.nan if nan_metric(metrics) else float(metrics[objective.metric])
-        attempt = trial.attempt
+        step, value, attempt = said.step, said.value, trial.attempt
         size = None if checkpoint is None else self._measure(checkpoint)
         self._record(
             events.reported(number, attempt=attempt, step=step, value=value, metrics=metrics, checkpoint=checkpoint, size=size)
         )
         decision = self._judge_latest(trial)
-        axis = objective.step or "step"
+        axis = self.experiment.objective.step or "step"
         if bad := self._has_diverged(trial):
             self._fail(trial, Failure.DIVERGED, f"{bad} at {axis} {step:g}")
         elif self._journal_decision(trial, decision) or self._journal_decision(trial, self._overdue.pop(number, None)):
@@ -303,20 +297,6 @@ class Conductor:
         """The node of a running trial is about to be taken away: it ends with its next checkpoint, and goes on elsewhere."""
         if self.state.trials[number].status is Status.RUNNING:
             self._preempted.add(number)
-
-    def _wrong_order(self, trial: Trial, step: float) -> tuple[Failure, str] | None:
-        """What is wrong with a step that does not come after the attempt's start and its reports so far."""
-        attempt, axis = trial.attempts[-1], self.experiment.objective.step or "step"
-        if self._reported_in(trial, attempt.number):
-            last = trial.reports[-1].step
-            if step <= last:
-                return Failure.BAD_REPORT, f"{axis} {step:g} was reported after {axis} {last:g}: it has to increase"
-        elif attempt.from_step is not None and step <= attempt.from_step:
-            return Failure.RESTART_IGNORED, (
-                f"attempt {attempt.number} was given {axis} {attempt.from_step:g}'s checkpoint and reported {axis} {step:g}: "
-                "the loop has to continue from ray.train.get_checkpoint()"
-            )
-        return None
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -349,36 +329,6 @@ class Conductor:
         trial = self.state.trials[number]
         if trial.status is Status.RUNNING:
             self._end_attempt(trial, "interrupted", message=self._stop[1] if self._stop else "")
-
-    def _step(self, trial: Trial, metrics: Mapping[str, Any]) -> float:
-        """The declared step; without one, the trial's reports are counted, going on from the checkpoint's."""
-        axis = self.experiment.objective.step
-        if axis is not None:
-            step = float(metrics[axis])
-            return int(step) if step.is_integer() else step
-        attempt = trial.attempts[-1]
-        if self._reported_in(trial, attempt.number):
-            return trial.reports[-1].step + 1
-        return (attempt.from_step or 0) + 1
-
-    @staticmethod
-    def _reported_in(trial: Trial, attempt: int) -> bool:
-        return bool(trial.reports) and trial.reports[-1].attempt == attempt
-
-    def _incomplete(self, trial: Trial, metrics: Mapping[str, Any]) -> bool:
-        """A report without the objective or its step says nothing to decide on; its keys are kept for the message."""
-        objective = self.experiment.objective
-        known = self._keys.setdefault(trial.number, set())
-        if not known:
-            missing = [name for name in (objective.metric, objective.step) if name is not None and metrics.get(name) is None]
-            self.say(
-                f"{trial.id} reported {', '.join(sorted(metrics)) or 'nothing'} without {' and '.join(missing)}: "
-                "such reports are not recorded"
-            )
-        known.update(metrics)
-        if self.stopping:
-            self.interrupt(trial.number)
-        return trial.status is Status.RUNNING
 
     def _journal_decision(self, trial: Trial, decision: Decision | None) -> bool:
         """Journal what was decided on the trial's latest report, and return whether that ends the trial."""
@@ -418,23 +368,12 @@ class Conductor:
         if trial.status is not Status.RUNNING:
             return
         if not trial.reports:
-            self._fail(trial, Failure.NO_REPORT, f"the train loop returned without {self._not_reported(number)}")
+            self._fail(trial, Failure.NO_REPORT, f"the train loop returned without {self._reader.not_reported(number)}")
             if not any(other.reports for other in self.state.trials.values()):
                 self.stop("aborted", f"{trial.id}: {trial.reason}")
             return
         self._end_attempt(trial, "completed")
         self._conclude(trial)
-
-    def _not_reported(self, number: int) -> str:
-        """`reporting 'msee'. Did you mean 'mse'? It reported epoch, mse`: of a trial without a report that counts."""
-        objective, keys = self.experiment.objective, sorted(self._keys.get(number, ()))
-        wanted = [name for name in (objective.metric, objective.step) if name is not None]
-        missing = [name for name in wanted if name not in keys]
-        others = [key for key in keys if key not in wanted]
-        close = [match for name in missing for match in difflib.get_close_matches(name, others, n=1)]
-        what = "reporting" if missing else "a report with a value of"
-        hint = f" Did you mean {' and '.join(map(repr, close))}?" if close else ""
-        return f"{what} {' and '.join(map(repr, missing or wanted))}.{hint} It reported {', '.join(keys) or 'nothing'}"
 
     def failed(self, number: int, failure: Failure, message: str, details: str = "") -> None:
         """The attempt failed: retried as `core/failures.py` says, else the trial ends."""
@@ -493,17 +432,3 @@ class Conductor:
         stored = self._journal.append(event)
         self.state.apply(stored)
         self._once_durable(partial(self._notify, self.state, stored))
-
-
-def _is_usable(value: Any, is_step: bool) -> bool:
-    """Whether a reported value can be the objective, which may be NaN or infinite, or its step, which may not."""
-    if isinstance(value, float):
-        return math.isfinite(value) or not is_step
-    return isinstance(value, int) and abs(value) < 2**1000
-
-
-def diverged(report: Report) -> str | None:
-    """What makes a report diverge: a NaN metric, or an infinite objective; None otherwise."""
-    if name := nan_metric(report.metrics):
-        return f"{name} is NaN"
-    return None if math.isfinite(report.value) else f"the objective is {report.value}"
