@@ -55,7 +55,7 @@ def interrupt_after_epoch(bench, epoch, times=1):
 def test_ctrl_c_in_a_silent_train_loop_stops_within_seconds_and_the_sweep_goes_on_later(bench):
     sent = interrupt_after_epoch(bench, 2)
     broken = bench.start(experiment(silent_trainer(), trials=1, scheduler=FIFO()))
-    assert time.monotonic() - sent[0] < 12
+    assert time.monotonic() - sent[0] < 20
     trial = broken.state.trials[0]
     assert broken.outcome == "interrupted" and broken.reason == "Ctrl-C" and trial.status is Status.INTERRUPTED
     assert trial.attempts[0].outcome == "interrupted" and trial.latest_checkpoint().step == 2
@@ -85,14 +85,14 @@ def test_ctrl_c_between_quick_reports_stops_at_the_next_one(bench):
 def test_ctrl_c_in_a_silent_plain_function_stops_it_too(bench):
     sent = interrupt_after_epoch(bench, 2)
     broken = bench.start(experiment(slow, trials=1, scheduler=FIFO()))
-    assert time.monotonic() - sent[0] < 15
+    assert time.monotonic() - sent[0] < 20
     assert broken.state.trials[0].status is Status.INTERRUPTED
 
 
 def test_a_time_budget_ends_a_silent_sweep_and_says_so(bench):
     began = time.monotonic()
     done = bench.start(experiment(silent_trainer(), trials=1, scheduler=FIFO(), time_s=20))
-    assert time.monotonic() - began < 35
+    assert time.monotonic() - began < 45
     assert done.outcome == "out of time" and done.reason == "the time budget of 20 s is used up"
     assert done.state.trials[0].status is Status.INTERRUPTED
     assert done.state.sessions[-1].outcome == "out of time"

@@ -190,10 +190,10 @@ def test_a_report_that_is_put_up_with_ranks_worst_at_its_rung_and_the_rung_goes_
 
 
 def test_a_diverged_trial_that_is_retried_goes_on_from_before_it_diverged(make):
-    rig = make(on_failure={"diverged": OnFailure(retries=1)}, retention=Retention(latest_of_trial=9))
+    rig = make(on_failure={"diverged": OnFailure(retries=1)})
     rig.conductor.next_launch()
-    rig.report(0, 1, 0.1)
-    rig.report(0, 2, 0.2)
+    rig.report(0, 1, 0.9)
+    rig.report(0, 2, 0.2)  # not its best, and no longer its latest once it has diverged
     assert not rig.report(0, 3, math.nan)
     assert rig.conductor.next_launch().from_step == 2
     assert not rig.report(0, 3, math.nan)

@@ -110,7 +110,7 @@ class TestTheDriversLoop:
             assert loop._conductor.asked == ("interrupted", "Ctrl-C")
             self.round_after(loop, clock, tmp_path, Request(2, now=True))
             assert loop.binding.hurry
-        assert loop.said == ["Ctrl-C: stopping at the next report; again to stop now"]
+        assert loop.said == ["Ctrl-C: stopping at the next report, or in 10 s; again to stop now"]
 
 
 def test_a_sweep_that_nobody_runs_is_said_to_be_so_and_gets_no_request(tmp_path):

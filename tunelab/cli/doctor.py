@@ -33,6 +33,11 @@ def command(sweeps: tuple[str, ...], fix: bool, address: str | None, home: Path,
 
     store = Home(home)
     folders = folders_of(store, sweeps)
+    groups: list[Finding] = []
+    if address is not None:  # before anything is repaired: the address may be wrong
+        from tunelab.engine.ray.leftovers import placement_groups
+
+        groups = placement_groups(address)
     doctor = Doctor()
     told: list[tuple[Finding, bool | None]] = []
     for folder in folders:
@@ -40,11 +45,7 @@ def command(sweeps: tuple[str, ...], fix: bool, address: str | None, home: Path,
             click.echo(f"{folder.path.name} is running: left alone", err=True)
         found = doctor.treat(folder) if fix and not folder.is_running() else [(one, None) for one in doctor.examine(folder)]
         told += [(_with_command(one, folder), done) for one, done in found]
-    others = [] if sweeps else outside_of_sweeps(store)
-    if address is not None:
-        from tunelab.engine.ray.leftovers import placement_groups
-
-        others += placement_groups(address)
+    others = [*([] if sweeps else outside_of_sweeps(store)), *groups]
     told += repair(others) if fix else [(one, None) for one in others]
     if as_json:
         common.emit_json([_json(one, done) for one, done in told])

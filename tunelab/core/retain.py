@@ -54,6 +54,8 @@ class Retainer:
             best_count = max(best_count, 1)
         needed = {report.checkpoint for report in by_value[:best_count]}
         needed |= {report.checkpoint for report in kept[len(kept) - latest_count :]}
+        if not trial.status.ended and finite:  # one that has diverged is tried again from before that
+            needed.add(finite[-1].checkpoint)
         surplus = [report.checkpoint for report in kept if report.checkpoint not in needed]
         surplus += sorted(trial.superseded - trial.deleted - needed)
         return [(trial.number, checkpoint) for checkpoint in surplus if checkpoint is not None]

@@ -38,7 +38,7 @@ class Report(NamedTuple):
         attempt: Which start of the trial said it, from 1.
         step: Position on the objective's declared axis (`epoch`, `round`). Increases within an attempt.
         value: The objective as reported, or NaN where any metric is NaN; NaN and infinities rank worst.
-        metrics: Everything rank 0 reported, numbers and short strings.
+        metrics: Everything that was reported (`Experiment.reduce` says of which ranks), numbers and short strings.
         checkpoint: Folder of the checkpoint relative to the sweep's storage, or None if the report had none.
         at: When, in seconds since the epoch.
         size: Number of files and bytes of the checkpoint when it was reported, where the driver could see it.

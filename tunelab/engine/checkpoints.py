@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tunelab.core.trial import Status
 from tunelab.errors import BadInputError
 from tunelab.journal import SweepState
 
@@ -107,7 +108,8 @@ def sweep_up(storage: str, state: SweepState) -> None:
     if "://" in storage:
         return
     for trial in state.trials.values():
-        if trial.status.ended and not trial.deleted and not trial.superseded and len(trial.attempts) < 2:
+        untouched = not trial.deleted and not trial.superseded and len(trial.attempts) < 2
+        if trial.status is Status.COMPLETED and untouched:
             continue  # nothing can have been left
         kept = {report.checkpoint for report in trial.kept()}
         for folder in Path(storage, trial.id).glob("checkpoint_*"):

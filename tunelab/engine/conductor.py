@@ -151,7 +151,7 @@ class Conductor:
             self._queue(trial)
         elif trial.attempts and trial.attempts[-1].outcome not in (None, "interrupted"):
             self._conclude(trial)
-        elif bad and rule.retries:
+        elif bad and may_retry(Failure.DIVERGED, trial.counted_attempts, rule):
             self._queue(trial)
         elif bad:
             self._finish(trial, rule.ends_as, f"{Failure.DIVERGED.value}: {bad}")
@@ -173,7 +173,7 @@ class Conductor:
         return outcome
 
     def stop(self, outcome: str, reason: str) -> bool:
-        """End the sweep early: running trials stop at their next report, nothing new starts. Returns whether this is new."""
+        """End the sweep early: running trials stop at their next report, or soon. Returns whether this is new."""
         first, self._stop = self._stop is None, self._stop or (outcome, reason)
         return first
 
@@ -252,7 +252,7 @@ class Conductor:
 
         Args:
             number: The trial.
-            metrics: What rank 0 reported.
+            metrics: What rank 0 reported, or the ranks together.
             checkpoint: Its checkpoint relative to the sweep's storage, or None.
         """
         trial = self.state.trials[number]

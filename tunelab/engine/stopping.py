@@ -79,7 +79,9 @@ class Requests:
 
 
 class Interruptions:
-    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report, a second one at once. Only the main thread can be signalled.
+    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report or after `tune.GRACE_S`, a second one at once.
+
+    Only the main thread can be signalled.
 
     The handler may run anywhere, so it only takes a note; `each_round`, called in the sweep's loop, tells the user.
 
@@ -109,7 +111,7 @@ class Interruptions:
     def _handle(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if self._conductor.stop("interrupted", name):
-            self._unsaid = f"{name}: stopping at the next report; again to stop now"
+            self._unsaid = f"{name}: stopping at the next report, or in 10 s; again to stop now"
         elif self.binding is not None:
             self.binding.hurry = True
 

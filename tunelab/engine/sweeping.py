@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import filelock
 
@@ -29,9 +29,6 @@ from tunelab.journal import Event, Journal, SweepState, events
 from tunelab.journal.home import Home, SweepFolder
 from tunelab.trackers.process import TrackerProcess
 from tunelab.trackers.tracking import Tracking
-
-if TYPE_CHECKING:
-    pass
 
 
 class Watcher(Protocol):
@@ -114,11 +111,19 @@ def start(plan: Plan) -> Outcome:
     with _on_cluster(plan) as cluster:
         folder = _new_folder(plan)
         with _saying_disk_full(folder), locked(folder):
-            _keep_code(plan, folder)
-            created = events.sweep_created(
-                sweep=folder.path.name, experiment=describe(plan.experiment), facts=_facts(plan, cluster)
-            )
-            return _drive(plan, folder, Journal.create(folder.journal, created), cluster)
+            return _drive(plan, folder, _new_journal(plan, folder, cluster), cluster)
+
+
+def _new_journal(plan: Plan, folder: SweepFolder, cluster: _Cluster) -> Journal:
+    """The sweep comes into being with its journal; where that fails, no folder of it stays."""
+    try:
+        _keep_code(plan, folder)
+        described, about = describe(plan.experiment), _facts(plan, cluster)
+        created = events.sweep_created(sweep=folder.path.name, experiment=described, facts=about)
+        return Journal.create(folder.journal, created)
+    except BaseException:
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
 def resume(plan: Plan, folder: SweepFolder) -> Outcome:
@@ -247,7 +252,7 @@ def locked(folder: SweepFolder) -> Iterator[None]:
 
 @contextmanager
 def _saying_disk_full(folder: SweepFolder) -> Iterator[None]:
-    """Say what a full disk means for the sweep, and leave no folder of a sweep that did not come into being.
+    """Say what a full disk means for the sweep.
 
     Raises:
         DiskFullError: Instead of the operating system's error.
@@ -256,8 +261,6 @@ def _saying_disk_full(folder: SweepFolder) -> Iterator[None]:
         yield
     except (OSError, DiskFullError) as error:
         began = folder.journal.is_file()
-        if not began:
-            shutil.rmtree(folder.path, ignore_errors=True)
         if isinstance(error, DiskFullError) or not is_disk_full(error):
             raise
         again = (
@@ -354,9 +357,9 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
             room = how_many(cluster.static_shape, nodes.resources())
             at_once = min(room, plan.experiment.budget.concurrent or room)
             watcher.say(f"{at_once} trial{'s'[: at_once > 1]} at a time: each takes {cluster.static_shape}")
-        conductor.begin(session, amendment=plan.amendment, reopen=plan.reopen)
-        checkpoints.sweep_up(storage, conductor.state)
         try:
+            conductor.begin(session, amendment=plan.amendment, reopen=plan.reopen)
+            checkpoints.sweep_up(storage, conductor.state)
             run(binding, _blueprint(plan, folder, sweep, storage, cluster))
         except BaseException as error:
             conductor.stop("aborted", f"{type(error).__name__}: {error}")

@@ -18,7 +18,6 @@ import math
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +127,8 @@ def prove(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Proof:
     Raises:
         ProofFailed: It cannot be loaded, predicting fails, or it takes longer than `timeout_s`.
     """
+    from tunelab.journal.locks import scratch  # not above: this file also runs where tunelab is not
+
     runs_code = json.loads((folder / PROOF / "expected.json").read_text(encoding="utf-8"))["runs_code"]
     dropped = ("PYTHON", "MLFLOW_", "RAY_", "DATABRICKS_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
@@ -138,7 +139,7 @@ def prove(folder: Path, *, timeout_s: float = TIMEOUT_S) -> Proof:
         "TOKENIZERS_PARALLELISM": "false",
     }
     environment |= {"MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "true" if runs_code else "false"}
-    with tempfile.TemporaryDirectory(prefix="tunelab-proof-") as elsewhere:
+    with scratch("tunelab-proof-") as elsewhere:
         result = Path(elsewhere, "result.json")
         # -I: no PYTHON* variables, no user site, and neither the working directory nor this file's on sys.path.
         command = [sys.executable, "-I", str(Path(__file__).resolve()), "--here", str(folder.resolve()), str(result)]

@@ -59,6 +59,10 @@ class Tracker(Protocol):
         """
         ...
 
+    def audit(self, uid: str, experiment: str, ends: Mapping[int | None, End], seq: int) -> list[str]:
+        """What `settle` and recording would put right, a line each. Writes nothing; `tunelab doctor` asks."""
+        ...
+
     def settle(self, ends: Mapping[int | None, End]) -> list[str]:
         """Put right what calls left that were given up and carried out later: runs that are there twice, and ends that are
         not those of the journal. Returns what was put right, a line each.

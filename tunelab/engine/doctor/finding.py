@@ -11,7 +11,8 @@ class Finding:
     """Something that is not as it should be.
 
     Args:
-        kind: `process`, `temporary`, `half-written`, `checkpoint`, `tracking`, `journal`, `folder` or `unfinished`.
+        kind: `process`, `temporary`, `half-written`, `checkpoint`, `tracking`, `journal`, `folder`,
+            `placement group` or `unfinished`.
         where: A sweep's id, or a path.
         what: What is wrong.
         remedy: What `--fix` does about it, such as `removes it`; empty where it can do nothing.

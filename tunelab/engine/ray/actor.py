@@ -31,7 +31,8 @@ HEARTBEAT_S = 1.0  # longest that a step waits, so that a stop reaches a trial t
 class TrialActor(ray.tune.Trainable):
     """Runs one attempt after another. `step` passes on one message; asking for the next step means: go on.
 
-    `step` never raises, and never waits longer than `HEARTBEAT_S`: Tune throws an actor away that does either.
+    `step` never raises, since Tune throws an actor away that does. It waits for `HEARTBEAT_S` at most, save for the seconds
+    that it takes to end an attempt that hangs.
     """
 
     def setup(self, config: dict[str, Any], blueprint: Any = None) -> None:
@@ -50,6 +51,7 @@ class TrialActor(ray.tune.Trainable):
             preload = blueprint.trainer if blueprint.preload else None
             self._slot = Slot(blueprint.root, preload, blueprint.warm, blueprint.recycle_after, blueprint.max_growth_mb)
             shape = config["shape"]
+            self._in_actor = shape.in_actor
             if not shape.in_actor:  # first of all: they take longest
                 self._slot.hire(Post.of(len(shape.bundles), dict(shape.bundles[0]), blueprint.worker_env))
         except Exception as error:
@@ -82,7 +84,7 @@ class TrialActor(ray.tune.Trainable):
         """Nodes of this trial are about to be taken away: id -> when, in milliseconds since the epoch, or 0. Tells the loop."""
         from tunelab.engine.ray.crew import preemption
 
-        if self._slot is not None and self._slot.busy is not None:
+        if self._slot is not None and not self._in_actor:
             self._slot.preempted(leaving)
         elif self._attempt is not None:
             self._attempt.preemption = preemption(leaving, {node: [0] for node in leaving})

@@ -156,7 +156,8 @@ class Slot:
     busy: Crew | None = None  # runs the trial, or is starting to
     interrupted: bool = False  # whether the trial's workers were told to unwind
     tracebacks: dict[int, str] = field(default_factory=dict)  # of the ranks that failed last
-    placed: list[tuple[int, str, Any]] = field(default_factory=list)  # rank, node and worker of the latest trial
+    placed: list[tuple[int, str, Any]] = field(default_factory=list)  # rank, node and worker of the trial, once they are known
+    leaving: dict[str, int] = field(default_factory=dict)  # its nodes that are about to be taken away, and when
     notes: list[str] = field(default_factory=list)  # sentences for the user
     _idle: Crew | None = None  # waits for a trial; there is room for one crew
 
@@ -169,7 +170,7 @@ class Slot:
         """The workers for a trial that starts now."""
         if self._idle is None or self._idle.post != post:
             self.hire(post)
-        self.busy, self._idle, self.interrupted = self._idle, None, False
+        self.busy, self._idle, self.interrupted, self.placed = self._idle, None, False, []
         assert self.busy is not None
         return self.busy
 
@@ -182,7 +183,7 @@ class Slot:
             went_well: Whether all train loops have returned.
         """
         crew.trials += 1
-        self.busy = None
+        self.busy, self.leaving = None, {}
         if went_well and self.warm and not self.interrupted and self._is_fit(crew, trial):
             self._idle = crew
             return
@@ -216,9 +217,15 @@ class Slot:
             self.busy.wind_down(0.0 if at_once else UNWIND_S)
 
     def preempted(self, leaving: Mapping[str, int]) -> None:
-        """Tell the train loops that nodes are about to be taken away: `ray.train.get_preemption_info()` answers with it."""
+        """Nodes of the trial are about to be taken away. Tells its train loops, now or once they are there."""
+        self.leaving = dict(leaving)
+        self.tell_leaving()
+
+    def tell_leaving(self) -> None:
+        """What `ray.train.get_preemption_info()` is to answer from now on."""
+        leaving = self.leaving
         ranks = {node: [rank for rank, where, _ in self.placed if where == node] for node in leaving}
-        for _, _, actor in self.placed if self.busy is not None else []:
+        for _, _, actor in self.placed if leaving else []:
             actor.mark_preempt.remote(preemption(leaving, ranks))
 
     def ranks_here(self) -> set[int]:

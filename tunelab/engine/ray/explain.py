@@ -62,7 +62,7 @@ def explain_death(details: str, *, killed: bool) -> Ended:
         return Ended(Failure.LOST, "the trial's process is gone with its node", details)
     if killed:
         return Ended(Failure.OUT_OF_MEMORY, f"the trial's process {_FOR_MEMORY}", details)
-    if "ActorUnavailableError" in details:
+    if "ActorUnavailableError" in details or "actor is temporarily unavailable" in details:
         return Ended(Failure.LOST, "the trial's process cannot be reached: it is gone, or its node", details)
     return Ended(Failure.LOST, f"the trial's process died{f': {lines[-1]}' if lines else ''}", details)
 

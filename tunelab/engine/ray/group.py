@@ -85,14 +85,15 @@ class WarmWorkerGroup(WorkerGroup):
             self._worker_group_state = builder.build()
             for callback in self._callbacks:
                 callback.after_worker_group_start(self)
+            self.slot.tell_leaving()
             ray.get([worker.actor.run_train_fn.remote(context.train_fn_ref) for worker in workers])
+            for callback in self._callbacks:
+                callback.after_worker_group_training_start(self)
         except BaseException as error:  # whatever it was: the next attempt needs the room
             self._give_back()
             if isinstance(error, RayActorError):
                 raise WorkerGroupStartupFailedError("A worker died while the trial was being started.") from error
             raise
-        for callback in self._callbacks:
-            callback.after_worker_group_training_start(self)
         if self.conversation is not None:
             self.conversation.begun()
 
@@ -124,11 +125,12 @@ class WarmWorkerGroup(WorkerGroup):
 
         When a node goes, ranks that are left raise at once, and its own cannot be reached; that it is gone is known 15 s later.
         """
+        until = time.monotonic() + SILENT_S
         silent = {rank: poll.task for rank, poll in self._world_rank_to_ongoing_poll.items()}
         for rank, worker in enumerate(self.get_workers()):
             if isinstance(getattr(statuses[rank].error, "health_check_failure", None), ActorUnavailableError):
                 silent[rank] = worker.actor.get_metadata.remote()
-            if rank in silent and (gone := _why_gone(worker.actor, silent[rank])):
+            if rank in silent and (gone := _why_gone(worker.actor, silent[rank], until)):
                 statuses[rank].error = WorkerHealthCheckFailedError("A worker is gone.", failure=gone)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
@@ -138,17 +140,18 @@ class WarmWorkerGroup(WorkerGroup):
         return status
 
     def shutdown(self) -> None:
-        for callback in self._callbacks:
-            callback.before_worker_group_shutdown(self)
-        self._give_back()
+        try:
+            for callback in self._callbacks:
+                callback.before_worker_group_shutdown(self)
+        finally:
+            self._give_back()
         self._clear_state()
         for callback in self._callbacks:
             callback.after_worker_group_shutdown(self._worker_group_context)
 
 
-def _why_gone(actor: Any, asked: Any) -> Exception | None:
-    """What has become of an actor that was asked something; None when it answers, or nothing is known of it in time."""
-    until = time.monotonic() + SILENT_S
+def _why_gone(actor: Any, asked: Any, until: float) -> Exception | None:
+    """What has become of an actor that was asked something; None when it answers, or nothing is known of it by then."""
     while True:
         try:
             ray.get(asked, timeout=max(0.0, until - time.monotonic()))

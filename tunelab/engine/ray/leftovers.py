@@ -10,6 +10,7 @@ from functools import partial
 import ray
 from ray._private.state import state
 from ray.core.generated import gcs_pb2
+from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tunelab.engine.doctor.finding import Finding
@@ -63,6 +64,9 @@ def placement_groups(address: str) -> list[Finding]:
 
 
 def _remove(address: str, identifier: bytes) -> bool:
-    with _connected(address):
-        remove_placement_group(PlacementGroup(ray.PlacementGroupID(identifier)))
+    try:
+        with _connected(address):
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(identifier)))
+    except (RayError, BadInputError):  # the cluster has gone meanwhile
+        return False
     return True

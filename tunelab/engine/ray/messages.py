@@ -52,7 +52,8 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Report:
-    """A report of the trial: rank 0's metrics, and the checkpoint's folder relative to the sweep's storage.
+    """A report of the trial: its metrics, rank 0's unless `reduce` says otherwise, and the checkpoint's folder relative to the
+    sweep's storage.
 
     `asks` says whether the train loop waits for an answer to it, on every rank.
     """

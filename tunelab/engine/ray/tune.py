@@ -45,7 +45,7 @@ TUNE_SETTINGS = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-GRACE_S = 3.0  # how long a sweep that is stopping waits for a trial's next report before it is interrupted
+GRACE_S = 10.0  # how long a sweep that is stopping waits for a trial's next report before it is interrupted
 
 
 class Binding:
@@ -208,7 +208,7 @@ class Binding:
         self.slots.mark_broken(nodes_of, alive - leaving.keys())
         for name, (launch, slot) in self._running.items():
             mine = {node: leaving[node] for node in nodes_of.get(slot.name, ()) if node in leaving}
-            if mine and name not in self._leaving:
+            if mine and mine != self._leaving.get(name):
                 self._leaving[name] = mine
                 self._untold.append(name)
                 self.conductor.preempted(launch.trial)
@@ -216,12 +216,16 @@ class Binding:
                 self._cut_off.add(name)
                 self._untold.append(name)
 
-    def warnings(self) -> Iterator[tuple[str, dict[str, int] | None]]:
+    def warnings(self) -> list[tuple[str, dict[str, int] | None]]:
         """Trials that are to be told something of their nodes: those that are about to be taken away, and when, in ms since the
         epoch or 0; or None when one is gone already.
         """
-        untold, self._untold = self._untold, []
-        return ((name, None if name in self._cut_off else self._leaving[name]) for name in untold if name in self._running)
+        self._untold = [name for name in self._untold if name in self._running]
+        return [(name, None if name in self._cut_off else self._leaving[name]) for name in self._untold]
+
+    def told(self, name: str) -> None:
+        """A trial has been told."""
+        self._untold.remove(name)
 
     @contextmanager
     def keeping_errors(self) -> Iterator[None]:
@@ -294,9 +298,8 @@ class TuneScheduler(FIFOScheduler):
             if until is not None:
                 trial.temporary_state.ray_actor.expect.remote(until)  # arrives before the answer
             return TrialScheduler.CONTINUE
-        trial.temporary_state.ray_actor.release.remote(
-            self._binding.hurry
-        )  # unwinds the train loop now, not when the next trial comes
+        # Unwind the train loop now, not when the next trial comes.
+        trial.temporary_state.ray_actor.release.remote(self._binding.hurry)
         return TrialScheduler.STOP
 
     def on_trial_error(self, tune_controller: Any, trial: TuneTrial) -> None:
@@ -312,9 +315,12 @@ class TuneScheduler(FIFOScheduler):
             for name, leaving in self._binding.warnings():
                 trial = next((trial for trial in tune_controller.get_live_trials() if trial.trial_id == name), None)
                 actor = None if trial is None else trial.temporary_state.ray_actor
-                if actor is not None and leaving is None:
+                if actor is None:
+                    continue  # it is starting
+                self._binding.told(name)
+                if leaving is None:
                     actor.cut_off.remote()
-                elif actor is not None:
+                else:
                     actor.preempted.remote(leaving)
         if self._binding.conductor.stopping:
             for trial in list(tune_controller.get_live_trials()):

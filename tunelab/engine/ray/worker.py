@@ -34,9 +34,9 @@ from tunelab.engine.context import CurrentTrial, current_trial, set_current_tria
 from tunelab.engine.hygiene import CleanState, Cleanup
 from tunelab.engine.ray import rendezvous
 from tunelab.engine.ray.messages import Answer, TrialStopped
+from tunelab.engine.reports import LARGEST
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
-MOST = 2**1000  # an integer beyond this is no float
 TOGETHER_S = 0.02  # how long reports that do not wait are gathered
 
 
@@ -182,7 +182,7 @@ class WarmWorker(RayTrainWorker):
 
     def execute(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run something in this process, as Ray Train's backends ask."""
-        if fn.__name__ == "_setup_torch_process_group" and kwargs.get("init_method") == "env://":
+        if getattr(fn, "__name__", "") == "_setup_torch_process_group" and kwargs.get("init_method") == "env://":
             kwargs["init_method"] = rendezvous.address()
         return super().execute(fn, *args, **kwargs)
 
@@ -355,7 +355,7 @@ def plain_metrics(metrics: Any) -> dict[str, Any]:
             value = float(value)
         if not isinstance(name, str):
             bad.append(f"the key {name!r} is a {type(name).__name__}")
-        elif isinstance(value, int) and abs(value) > MOST:
+        elif isinstance(value, int) and abs(value) >= LARGEST:
             bad.append(f"{name} is an integer of {value.bit_length()} bits")
         elif isinstance(value, (bool, str, int, float)) or value is None:
             plain[name] = value
