@@ -8,9 +8,11 @@ import shlex
 import shutil
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -167,6 +169,8 @@ def _on_cluster(plan: Plan) -> Iterator[_Cluster]:
     shape = trainers.shape_of(example)
     trainer = plan.experiment.trainer
     pickled = trainers.pickled(trainer, plan.module)
+    # Tune takes a second to import, which passes while the cluster starts.
+    threading.Thread(target=import_module, args=("tunelab.engine.ray.tune",), daemon=True).start()
     with cluster.connected(plan.address, str(plan.root)):
         cluster.refuse_impossible(shape, cluster.nodes())
 

@@ -19,6 +19,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from filelock import FileLock, Timeout
 
 from tunelab import trackers
 from tunelab.journal.store import FILE_NAME as JOURNAL
+from tunelab.journal.store import read_events
 from tunelab.trackers import behind
 from tunelab.trackers.follow import Follower, GaveUp, Inbox, Replaced
 from tunelab.trackers.tracking import Tracking
@@ -34,6 +36,7 @@ log = logging.getLogger("tunelab.tracker")
 REST = "The rest follows at the next `tunelab` command."
 INCOMPLETE = 3
 _BACKGROUND_DRAIN_S = 60.0
+_HELD_S = 15.0  # longest that nothing is recorded because nothing was reported
 _LOOKED_AT_S = 0.5  # that whoever looks at a lock may hold it
 
 
@@ -52,10 +55,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         inbox = Inbox(0, args.parent)
         signal.signal(signal.SIGTERM, inbox.end)
         tracking = Tracking.from_json(json.loads(args.tracking))
+        _let_training_begin(args.journal, inbox)
         return _record(args.journal, tracking, inbox, args.drain_timeout, args.interval, settle=args.settle)
     except Replaced as reason:
         log.warning("beginning again in a new process: %s", reason)
         os.execv(sys.executable, [sys.executable, "-m", "tunelab.trackers", *given])
+
+
+def _let_training_begin(journal: Path, inbox: Inbox) -> None:
+    """Wait for the first report: loading MLflow takes two seconds of a core, which the first trial's start has more use for."""
+    until, seq = time.monotonic() + _HELD_S, 0
+    while not inbox.ended and (left := until - time.monotonic()) > 0:
+        for event in read_events(journal, seq):
+            if event.kind == "reported":
+                return
+            seq = event.seq
+        inbox.wait(left)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -17,6 +17,7 @@ from tunelab.engine.ray.messages import Ended, Heartbeat
 # Ray reads these when it sets a trial up. Working directories are ours, and nothing here needs its log files or metrics.
 RAY_SETTINGS = {
     "RAY_TRAIN_V2_ENABLED": "1",
+    "PL_DISABLE_FORK": "1",  # as Tune has it
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     "RAY_TRAIN_METRICS_ENABLED": "0",

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from tunelab.engine.ray.actor import RAY_SETTINGS
-from tunelab.engine.ray.lean import without_monitors
+from tunelab.engine.ray.lean import without_attendants
 from tunelab.engine.ray.trainers import Bundle, Shape
 from tunelab.errors import BadInputError, ResourcesError
 
@@ -27,7 +27,7 @@ def start_local(num_cpus: int | None = None) -> None:
         num_cpus: How many CPUs it has; None for as many as the machine.
     """
     os.environ.update(RAY_SETTINGS)
-    with without_monitors():
+    with without_attendants():
         ray.init("local", num_cpus=num_cpus, include_dashboard=False, **_QUIET)
 
 
@@ -52,8 +52,11 @@ def connected(address: str, root: str) -> Iterator[None]:
     if address == "local":
         start_local()
     else:
+        from ray.tune.execution.class_cache import ENV_VARS_TO_PROPAGATE  # among them the keys of object stores
+
         os.environ.update(RAY_SETTINGS)
-        env = {"working_dir": root, "excludes": ["runs/", ".git/", ".venv/"], "env_vars": RAY_SETTINGS}
+        known = {name: os.environ[name] for name in ENV_VARS_TO_PROPAGATE if name in os.environ}
+        env = {"working_dir": root, "excludes": ["runs/", ".git/", ".venv/"], "env_vars": {**known, **RAY_SETTINGS}}
         try:
             ray.init(address, runtime_env=env, **_QUIET)
         except ConnectionError as error:

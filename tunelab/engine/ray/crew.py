@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -17,6 +18,7 @@ from ray.train.v2.api.preemption import PreemptionInfo
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tunelab.engine.hygiene import Cleanup
+from tunelab.engine.ray.actor import RAY_SETTINGS
 from tunelab.engine.ray.worker import WarmWorker
 
 UNWIND_S = 2.0  # how long train loops that are interrupted may take to clean up before their processes are ended
@@ -47,8 +49,8 @@ class Crew:
         first_mb: Memory of the largest of them after its first trial; 0 before.
     """
 
-    def __init__(self, post: Post, actors: list[Any], sync_actor: Any) -> None:
-        self.post, self.actors, self.sync_actor = post, actors, sync_actor
+    def __init__(self, post: Post, actors: list[Any]) -> None:
+        self.post, self.actors = post, actors
         self.trials, self.first_mb = 0, 0.0
         self._metadata: list[Any] = []
 
@@ -62,10 +64,10 @@ class Crew:
             preload: The pickled trainer, which they unpickle at once for the sake of its imports, or None.
         """
         placement_group = ray.util.get_current_placement_group()
-        env_vars = {**get_env_vars_to_propagate(), **post.runtime_env.get("env_vars", {})}
-        worker_class = ray.remote(
-            runtime_env={**post.runtime_env, "env_vars": env_vars}, **bundle_to_remote_args(dict(post.resources))
-        )(WarmWorker)
+        options = bundle_to_remote_args(dict(post.resources))
+        if runtime_env := _runtime_env(post):
+            options["runtime_env"] = runtime_env
+        worker_class = ray.remote(**options)(WarmWorker)
         actors = [
             worker_class.options(
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -74,7 +76,12 @@ class Crew:
             ).remote(root, preload)
             for index in range(post.num_workers)
         ]
-        return Crew(post, actors, SynchronizationActor.remote())
+        return Crew(post, actors)
+
+    @cached_property
+    def sync_actor(self) -> Any:
+        """Started when it is first asked for, so that it does not take the time of workers that start."""
+        return SynchronizationActor.remote()
 
     def workers(self) -> list[Worker]:
         """The workers as Ray Train describes them, without ranks. Waits for processes that are still starting.
@@ -115,13 +122,14 @@ class Crew:
         """Interrupt the train loops, let them clean up for as long as `grace_s`, and end the processes."""
         if self._metadata and grace_s > 0:  # without it they are still starting
             unwound = [actor.interrupt.remote(grace_s) for actor in self.actors]
-            ray.kill(self.sync_actor)  # a rank may wait there for one that has failed
+            if "sync_actor" in vars(self):
+                ray.kill(self.sync_actor)  # a rank may wait there for one that has failed
             ray.wait(unwound, num_returns=len(unwound), timeout=grace_s)
         self.dismiss()
 
     def dismiss(self) -> None:
         """End the processes now, whatever they are doing."""
-        for actor in [*self.actors, self.sync_actor]:
+        for actor in [*self.actors, *([self.sync_actor] if "sync_actor" in vars(self) else [])]:
             ray.kill(actor)
 
 
@@ -134,6 +142,15 @@ def preemption(leaving: Mapping[str, int], ranks: Mapping[str, list[int]]) -> Pr
     """
     deadlines = [deadline for deadline in leaving.values() if deadline]
     return PreemptionInfo(min(deadlines, default=None), {node: ranks[node] for node in leaving})
+
+
+def _runtime_env(post: Post) -> dict[str, Any]:
+    """What the user asks for, with variables of Ray Train's that the user has set. Empty if that is nothing: then Ray can take
+    a process that it has started beforehand.
+    """
+    env_vars = {name: value for name, value in get_env_vars_to_propagate().items() if RAY_SETTINGS.get(name) != value}
+    env_vars |= post.runtime_env.get("env_vars", {})
+    return {**post.runtime_env, **({"env_vars": env_vars} if env_vars else {})}
 
 
 @dataclass

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ray._private import parameter
+import ray
+from ray._private import node, parameter
 from ray.air._internal import usage
 from ray.tune.experiment import Trial
 
@@ -29,6 +30,19 @@ class LeanTrial(Trial):
         return "{}", "{}"
 
 
+def use_started_processes(classes: Any, trainable_cls: type) -> None:
+    """Let the trial actor, and the workers that inherit its environment, take processes that Ray has started beforehand.
+
+    Tune asks for an environment of their own, for variables that are in `RAY_SETTINGS` here; each process would be a new one.
+
+    Args:
+        classes: Tune's cache of actor classes.
+        trainable_cls: The trial actor's class.
+    """
+    if trainable_cls not in classes._cache:
+        classes._cache[trainable_cls] = ray.remote(trainable_cls)
+
+
 @contextmanager
 def without_counting_callbacks() -> Iterator[None]:
     """Keep Tune from importing MLflow (two seconds) and others to count which of their callbacks are used."""
@@ -41,13 +55,16 @@ def without_counting_callbacks() -> Iterator[None]:
 
 
 @contextmanager
-def without_monitors() -> Iterator[None]:
-    """Keep `ray.init` from starting two processes that a cluster of this machine alone does not need: the autoscaler's, and the
-    one that sends workers' output to the driver. Each takes a second to start, and a share of a core as long as it runs.
+def without_attendants() -> Iterator[None]:
+    """Keep `ray.init` from starting three processes that a cluster of this machine alone does not need: the autoscaler, the
+    dashboard's server, which Ray starts even without a dashboard, and the one that sends workers' output to the driver.
+
+    Each takes a second of a core to start, and a share of one as long as it runs.
     """
-    before = parameter.RayParams
-    parameter.RayParams = partial(before, include_log_monitor=False, no_monitor=True)
+    params, start_api_server = parameter.RayParams, node.Node.start_api_server
+    parameter.RayParams = partial(params, include_log_monitor=False, no_monitor=True)
+    node.Node.start_api_server = lambda self, **options: setattr(self, "_webui_url", "")
     try:
         yield
     finally:
-        parameter.RayParams = before
+        parameter.RayParams, node.Node.start_api_server = params, start_api_server

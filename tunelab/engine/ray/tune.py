@@ -28,7 +28,7 @@ from tunelab.engine.conductor import Conductor, Launch
 from tunelab.engine.memory import kernel_kills, killed_since
 from tunelab.engine.ray.actor import RAY_SETTINGS, TrialActor
 from tunelab.engine.ray.explain import explain, explain_death
-from tunelab.engine.ray.lean import LeanTrial, without_counting_callbacks
+from tunelab.engine.ray.lean import LeanTrial, use_started_processes, without_counting_callbacks
 from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message, Reports
 from tunelab.engine.ray.nodes import Nodes
 from tunelab.engine.ray.slots import Slot, Slots
@@ -285,7 +285,9 @@ class TuneScheduler(FIFOScheduler):
         self._binding = binding
 
     def on_trial_add(self, tune_controller: Any, trial: TuneTrial) -> None:
-        self._binding.slots.keep_actors(tune_controller._tune_controller._actor_cache)
+        controller = tune_controller._tune_controller
+        self._binding.slots.keep_actors(controller._actor_cache)
+        use_started_processes(controller._class_cache, trial.get_trainable_cls())
 
     def on_trial_result(self, tune_controller: Any, trial: TuneTrial, result: dict[str, Any]) -> str:
         goes_on = False

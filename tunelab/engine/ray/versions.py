@@ -16,7 +16,7 @@ SUPPORTED = ("2.60", "2.61")  # from, below
 # These are used, and the sweeps in tests/ray go through all of them: `_checkpoint_manager`, `_worker_group`,
 # `_worker_group_state`, `_world_rank_to_ongoing_poll`, `_latest_checkpoint_result`, `result_queue` and
 # `training_thread_runner` of Train's, and that one's `_thread`; ScalingConfig's `_resources_per_worker_not_none`;
-# `_tune_controller._actor_cache` and `temporary_state.ray_actor` of Tune's.
+# `_tune_controller`, its `_actor_cache` and `_class_cache`, and `temporary_state.ray_actor` of Tune's.
 PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
     "ray.train.v2._internal.execution.controller.controller": {
         "TrainController.__init__": (
@@ -106,12 +106,14 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
             "self", "tune_controller", "trial_executor", "runner_whitelist_attr", "executor_whitelist_attr",
         ),
     },
-    "ray._private": {"parameter": None},
+    "ray._private": {"node": None, "parameter": None},
+    "ray._private.node": {"Node.start_api_server": ("self", "include_dashboard", "raise_on_failure")},
     "ray._private.parameter": {"RayParams": None},
     "ray.air._internal": {"usage": None},
     "ray.air._internal.usage": {"tag_callbacks": ("callbacks",)},
     "ray.tune.experiment": {"Trial.get_json_state": ("self",), "Trial.get_trainable_cls": ("self",)},
     "ray.tune.registry": {"get_trainable_cls": ("trainable_name",)},
+    "ray.tune.execution.class_cache": {"_ActorClassCache.get": ("self", "trainable_cls")},
     "ray.tune.utils.object_cache": {
         "_ObjectCache.increase_max": ("self", "key", "by"),
         "_ObjectCache.decrease_max": ("self", "key", "by"),

@@ -33,6 +33,7 @@ from tunelab import frameworks
 from tunelab.engine.context import CurrentTrial, current_trial, set_current_trial
 from tunelab.engine.hygiene import CleanState, Cleanup
 from tunelab.engine.ray import rendezvous
+from tunelab.engine.ray.actor import RAY_SETTINGS
 from tunelab.engine.ray.messages import Answer, TrialStopped
 from tunelab.engine.reports import LARGEST
 
@@ -163,6 +164,7 @@ class WarmWorker(RayTrainWorker):
     """
 
     def __init__(self, root: str, preload: bytes | None) -> None:
+        os.environ.update(RAY_SETTINGS)
         super().__init__()
         self._clean: CleanState | None = None
         if root not in sys.path:
