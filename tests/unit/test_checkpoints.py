@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 
 import pytest
 
 from tests.unit import histories as h
+from tunelab.engine import checkpoints
 from tunelab.engine.checkpoints import delete, refuse_absent, size, sweep_up, torn
 from tunelab.errors import BadInputError
 from tunelab.journal import events
@@ -89,3 +92,56 @@ def test_a_storage_that_is_not_mounted_is_refused_and_not_taken_for_lost(tmp_pat
     refuse_absent(str(tmp_path / "gone"), h.state(h.created()))
     with pytest.raises(BadInputError, match=r"checkpoints of digits-mlp\.1 are in .*gone, which is not there. Is it mounted"):
         refuse_absent(str(tmp_path / "gone"), state)
+
+
+class TestAStorageOfItsOwn:
+    """It holds the checkpoints of one sweep folder, and no other may delete in it."""
+
+    @staticmethod
+    def folder(path):
+        path.mkdir(parents=True)
+        (path / "journal.sqlite").touch()
+        return path
+
+    def test_a_new_sweep_takes_no_folder_that_is_there(self, tmp_path):
+        first, second = (self.folder(tmp_path / home / "x.1") for home in ("a", "b"))
+        checkpoints.claim(str(tmp_path / "store/x.1"), first, new=True)
+        with pytest.raises(FileExistsError):
+            checkpoints.claim(str(tmp_path / "store/x.1"), second, new=True)
+
+    def test_a_copy_may_not_go_on_while_the_original_is_there(self, tmp_path):
+        storage, original = str(tmp_path / "store/x.1"), self.folder(tmp_path / "a/x.1")
+        checkpoints.claim(storage, original, new=True)
+        copy = tmp_path / "copy/x.1"
+        shutil.copytree(original, copy)
+        assert checkpoints.owned_elsewhere(storage, copy) == original
+        assert checkpoints.owned_elsewhere(storage, original) is None
+        with pytest.raises(BadInputError, match="belong to .*a/x.1, of which this is a copy"):
+            checkpoints.claim(storage, copy)
+
+    def test_a_moved_sweep_takes_its_storage_over(self, tmp_path):
+        storage, original = str(tmp_path / "store/x.1"), self.folder(tmp_path / "a/x.1")
+        checkpoints.claim(storage, original, new=True)
+        moved = original.rename(tmp_path / "a/y.1")
+        assert checkpoints.owned_elsewhere(storage, moved) is None
+        checkpoints.claim(storage, moved)
+        self.folder(tmp_path / "a/x.1")
+        assert checkpoints.owned_elsewhere(storage, tmp_path / "a/x.1") == moved
+
+
+def test_a_link_that_leads_nowhere_does_not_make_a_checkpoint_unreadable(tmp_path):
+    (tmp_path / "0000/checkpoint_1").mkdir(parents=True)
+    (tmp_path / "0000/checkpoint_1/link").symlink_to("nowhere")
+    assert checkpoints.size(str(tmp_path), "0000/checkpoint_1")[0] == 1
+
+
+def test_only_what_is_certainly_not_there_is_gone(tmp_path, monkeypatch):
+    (tmp_path / "0000/checkpoint_1").mkdir(parents=True)
+    assert checkpoints.is_gone(str(tmp_path), "0000/checkpoint_2")
+    assert not checkpoints.is_gone(str(tmp_path), "0000/checkpoint_1")
+
+    def stale(*args, **kwargs):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "stat", stale)
+    assert not checkpoints.is_gone(str(tmp_path), "0000/checkpoint_1")

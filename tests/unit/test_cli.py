@@ -400,6 +400,15 @@ class TestResume:
         assert told.startswith("digits-mlp.1: 2 ended stay; 0002 goes on from epoch 1; 0003 starts from the beginning; ")
         assert told.endswith("; 2 to come.")
 
+    def test_a_trial_that_has_diverged_goes_on_from_before(self):
+        nan = math.nan
+        told = [*h.created(), *h.trial(0, [0.5, nan], end="failed"), *h.trial(1, [nan], end="failed")]
+        state = h.state([*told, *h.trial(2, [0.5, nan], end=None), *h.trial(3, [0.5, nan, 0.6, nan], end="failed")])
+        said = running.goes_on(state, 4, reopen=[0, 1, 3])
+        assert "0000 goes on from epoch 1; 0001 starts from the beginning; 0002 goes on from epoch 1; 0003 " in said
+        assert "0003 goes on from epoch 3" in said
+        assert "0002 goes on from epoch 2" in running.goes_on(state, 4, patience=1)
+
 
 class TestSweep:
     @pytest.fixture

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import math
 import random
+import shutil
 
 import pytest
+from click.testing import CliRunner
 
 from tests.unit import histories as h
 from tests.unit.test_select_retain import existing, needed
+from tunelab.cli import cli
 from tunelab.core.experiment import Retention
 from tunelab.core.retain import surplus
 from tunelab.core.select import best, best_report
 from tunelab.core.trial import Status
 from tunelab.engine import checkpoints
 from tunelab.engine.collecting import collect, find_surplus, parse_keep, retention_of, total_bytes
-from tunelab.errors import BadInputError, InvalidExperimentError, SweepLockedError
-from tunelab.journal import Event, SweepState, events, read_events
+from tunelab.errors import BadInputError, DiskFullError, InvalidExperimentError, SweepLockedError
+from tunelab.journal import Event, Journal, SweepState, events, read_events
+from tunelab.journal.home import SweepFolder
+from tunelab.trackers import behind
 
 NOTHING = Retention(best_of_sweep=1, best_of_trial=0, latest_of_trial=0)
 
@@ -144,7 +150,7 @@ def test_what_goes_is_journalled_before_it_is_deleted(folder, monkeypatch):
     def delete(storage, checkpoint, say):
         told = [event.data["checkpoint"] for event in read_events(folder.journal) if event.kind == "checkpoint_deleted"]
         order.append((told[-1], checkpoint))
-        really(storage, checkpoint, say)
+        return really(storage, checkpoint, say)
 
     monkeypatch.setattr(checkpoints, "delete", delete)
     found = collect(folder, NOTHING)
@@ -166,6 +172,94 @@ def test_one_that_was_killed_between_the_two_is_finished_by_the_next(folder, mon
     assert len(on_disk(folder)) == 7
     collect(folder, NOTHING)
     assert on_disk(folder) == {"0000/checkpoint_1_2", "0002/checkpoint_1_2"}
+
+
+class TestWhatCannotBeDeleted:
+    """A checkpoint that another user wrote, say."""
+
+    @pytest.fixture
+    def stubborn(self, folder, monkeypatch):
+        """The one checkpoint that does not go."""
+        really, stubborn = shutil.rmtree, folder.trials / "0000/checkpoint_1_1"
+
+        def rmtree(path, ignore_errors=False, **options):
+            if path != stubborn:
+                really(path, ignore_errors=ignore_errors, **options)
+            elif not ignore_errors:
+                raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+        return stubborn
+
+    def test_it_is_not_among_what_is_gone(self, folder, stubborn):
+        said, left = [], []
+        gone = collect(folder, NOTHING, say=said.append, left=left.append)
+        assert [entry.checkpoint for entry in left] == ["0000/checkpoint_1_1"] and len(gone) == 4
+        assert len(said) == 1 and stubborn.exists()
+
+    @pytest.mark.parametrize("as_json", [True, False])
+    def test_the_verb_counts_what_is_gone_and_fails(self, folder, stubborn, as_json):
+        arguments = ["gc", "digits-mlp", "--keep", "best_of_trial=0,latest_of_trial=0", "--home", str(folder.path.parent)]
+        done = CliRunner().invoke(cli, arguments + ["--json"] * as_json)
+        assert done.exit_code == 1, done.output
+        if as_json:
+            assert json.loads(done.stdout)["bytes"] == 4000 and len(json.loads(done.stdout)["checkpoints"]) == 4
+        else:
+            assert "4 checkpoints of 3 trials, 4.0 kB of 7.0 kB deleted" in done.stderr
+        assert "1 checkpoint could not be deleted." in done.stderr
+
+
+def test_room_is_made_before_anything_is_written(folder, monkeypatch):
+    """On a full disk the first event would fail, and nothing would ever go."""
+    left = folder.trials / "0002/checkpoint_9_9"
+    left.mkdir()
+
+    def full(self, event):
+        raise DiskFullError("the disk is full")
+
+    monkeypatch.setattr(Journal, "append", full)
+    with pytest.raises(DiskFullError):
+        collect(folder, NOTHING)
+    assert not left.exists() and len(on_disk(folder)) == 7
+
+
+@pytest.mark.parametrize("died_at", [0, 1])
+def test_the_tracker_hears_of_what_was_journalled_before_it_failed(folder, monkeypatch, died_at):
+    really, appended, told = Journal.append, [], []
+
+    def full(self, event):
+        if len(appended) == died_at:
+            raise DiskFullError("the disk is full")
+        appended.append(event)
+        return really(self, event)
+
+    monkeypatch.setattr(Journal, "append", full)
+    monkeypatch.setattr(behind, "journal_grew", told.append)
+    with pytest.raises(DiskFullError):
+        collect(folder, NOTHING)
+    assert told == [folder.path] * died_at
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_copy_does_not_delete_the_originals(tmp_path, dry_run):
+    facts = {"storage": str(tmp_path / "storage")}
+    first = events.sweep_created(sweep="digits-mlp.1", experiment=h.experiment(), facts=facts)
+    original = h.write(tmp_path / "runs", [first, h.session(), *h.trial(0, [0.1, 0.2])])
+    storage = tmp_path / "storage/digits-mlp.1"
+    checkpoints.claim(str(storage), original.path, new=True)
+    for step in (1, 2):
+        (storage / f"0000/checkpoint_1_{step}").mkdir(parents=True)
+    copy = SweepFolder(shutil.copytree(original.path, tmp_path / "copies/digits-mlp.1"))
+    with pytest.raises(BadInputError, match="belong to .*/runs/digits-mlp.1, of which .*/copies/digits-mlp.1 is a copy"):
+        collect(copy, NOTHING, dry_run=dry_run)
+    assert len(list((storage / "0000").iterdir())) == 2
+    assert len(collect(original, NOTHING, dry_run=dry_run)) == 1
+
+
+@pytest.mark.parametrize("number", ["²", "٣", "-1", "1.0", ""])
+def test_a_count_is_written_in_plain_digits(number):
+    with pytest.raises(InvalidExperimentError, match="best_of_trial needs a number >= 0"):
+        parse_keep((f"best_of_trial={number}",), Retention())
 
 
 @pytest.mark.parametrize("dry_run", [True, False])

@@ -17,7 +17,10 @@ from click.testing import CliRunner
 
 from tests.unit import histories as h
 from tunelab.cli import cli
-from tunelab.journal import Journal, events, read_events
+from tunelab.engine import checkpoints
+from tunelab.engine.doctor import files
+from tunelab.journal import Event, Journal, events, read_events
+from tunelab.journal.home import SweepFolder
 from tunelab.journal.locks import OWNER, abandoned, held, scratch
 from tunelab.trackers import behind
 from tunelab.trackers.tracking import Tracking
@@ -160,6 +163,113 @@ def test_a_sweep_whose_driver_lives_is_left_alone(home):
         assert everything(home) == before
     assert doctor(home, "--fix")[0] == 0
     assert not left.exists()
+
+
+class TestASweepThatIsJustStarting:
+    """It is a folder without a journal when the doctor looks, and more than that when the doctor is to remove it."""
+
+    @pytest.fixture
+    def found(self, home):
+        folder = SweepFolder(home / "digits-mlp.1")
+        folder.path.mkdir(parents=True)
+        (finding,) = files.never_began(folder)
+        return folder, finding
+
+    def test_its_driver_lives(self, found):
+        folder, finding = found
+        with folder.lock.open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            assert finding.repair() is False
+        assert folder.path.is_dir()
+        assert finding.repair() is True and not folder.path.exists()
+
+    def test_its_driver_has_ended_since(self, home, found):
+        folder, finding = found
+        h.write(home, h.created())
+        assert finding.repair() is False
+        assert folder.journal.exists()
+
+
+class TestAStorageThatBelongsToAnother:
+    """A copied sweep's journal does not know what the original has written since."""
+
+    @pytest.fixture
+    def copied(self, home, tmp_path):
+        """(the copy, where the checkpoints are)"""
+        facts = {"git": {}, "storage": str(tmp_path / "storage")}
+        created = events.sweep_created(sweep="digits-mlp.1", experiment=h.experiment(), facts=facts)
+        told = [created, h.session(), *h.trial(0, [0.5]), events.session_ended(outcome="finished", reason="x")]
+        original, copy = h.write(tmp_path / "original", told), h.write(home, told)
+        storage = tmp_path / "storage" / "digits-mlp.1"
+        checkpoints.claim(str(storage), original.path, new=True)
+        put(copy, "0000/checkpoint_1_1", storage)
+        return original, put(copy, "0000/checkpoint_1_2", storage)
+
+    def test_nothing_of_it_is_removed(self, home, copied):
+        original, unknown = copied
+        status, found = doctor(home, "--fix")
+        (finding,) = found["checkpoint"]
+        assert status == 0 and unknown.exists() and not finding["repairable"]
+        assert f"belong to {original.path}" in finding["what"]
+
+    def test_unless_the_other_is_gone(self, home, copied):
+        original, unknown = copied
+        original.journal.unlink()
+        assert doctor(home, "--fix")[0] == 0
+        assert not unknown.exists()
+
+
+class TestWhatCannotBeRead:
+    """It is told, and the doctor goes on."""
+
+    @staticmethod
+    def forbid(monkeypatch, name, forbidden):
+        """Let one folder be as another user's."""
+        really = getattr(Path, name)
+
+        def refuse(self, *arguments, **options):
+            if forbidden in (self, *self.parents):
+                raise PermissionError(13, "Permission denied", str(self))
+            return really(self, *arguments, **options)
+
+        monkeypatch.setattr(Path, name, refuse)
+
+    def test_a_folder_without_a_journal(self, home, monkeypatch):
+        left = put(sweep(home), "0000/checkpoint_9")
+        (home / "digits-mlp.2").mkdir()
+        self.forbid(monkeypatch, "iterdir", home / "digits-mlp.2")
+        status, found = doctor(home, "--fix")
+        (finding,) = found["folder"]
+        assert status == 1 and finding["where"].endswith("digits-mlp.2") and "it cannot be read" in finding["what"]
+        assert found["checkpoint"][0]["repaired"] is True and not left.exists()
+
+    @pytest.mark.parametrize("arguments", [[], ["--fix"]])
+    def test_a_sweeps_files(self, home, monkeypatch, arguments):
+        left = put(sweep(home), "0000/checkpoint_9")
+        unreadable = sweep(home, 2)
+        self.forbid(monkeypatch, "glob", unreadable.path)
+        status, found = doctor(home, *arguments)
+        (finding,) = found["folder"]
+        assert status == 1 and finding["where"] == "digits-mlp.2" and "Permission denied" in finding["what"]
+        assert left.exists() is not bool(arguments)
+
+    def test_a_checkpoint_that_cannot_be_looked_at_is_not_taken_for_gone(self, home, monkeypatch):
+        folder = sweep(home)
+        monkeypatch.setattr(checkpoints, "size", lambda storage, checkpoint: None)
+        status, found = doctor(home, "--fix")
+        (finding,) = found["checkpoint"]
+        assert status == 1 and "cannot be read" in finding["what"] and not finding["repairable"]
+        assert not folder.load().trials[0].deleted
+
+    @pytest.mark.parametrize("verb", ["ls", "doctor"])
+    def test_a_journal_of_a_newer_tunelab(self, home, verb):
+        sweep(home)
+        newer = Event("session_started", None, {**h.session().data, "mood": "good"})
+        h.write(home, [h.created("digits-mlp.2")[0], newer], "digits-mlp.2")
+        done = CliRunner().invoke(cli, [verb, "--home", str(home)])
+        assert "written by a newer tunelab, or is damaged" in done.output and "digits-mlp.2" in done.output
+        assert done.exit_code == int(verb == "doctor")
+        assert verb == "doctor" or "digits-mlp.1" in done.stdout
 
 
 class TestLinks:

@@ -16,7 +16,7 @@ from tunelab.core.trial import Status
 from tunelab.engine.code import amendment
 from tunelab.engine.conductor import Conductor
 from tunelab.engine.description import describe, harmless_difference
-from tunelab.engine.going_on import Wish, more, plan, refuse_total, to_retry
+from tunelab.engine.going_on import Wish, more, plan, refuse_time_alone, refuse_total, to_retry
 from tunelab.errors import BadInputError, UnknownNameError
 from tunelab.journal import Journal, events, read_events, replay
 
@@ -374,6 +374,39 @@ class TestPlan:
         folder = self.folder(tmp_path, made, told, outcome="interrupted")
         with pytest.raises(BadInputError, match="2 trials exist already; a total of 1 is fewer"):
             plan(folder, folder.load(), Wish(), experiment=replace(made, budget=Budget(trials=1)), environ={})
+
+    def test_an_infeasible_trial_that_was_tried_again_may_exceed_the_total(self, tmp_path):
+        made = experiment(budget=Budget(trials=1))
+        told = [*h.trial(0, [], end="infeasible", settings={"x": 0.5}), *h.trial(1, [0.5], settings={"x": 0.5})]
+        folder = self.folder(tmp_path, made, [*told, events.reopened(0, upto=None, reason="")], outcome="interrupted")
+        state = folder.load()
+        assert state.counted() == 2
+        assert plan(folder, state, Wish(), experiment=made, environ={}).experiment.budget.trials == 1
+        with pytest.raises(BadInputError, match="2 trials exist already; a total of 1 is fewer"):
+            plan(folder, state, Wish(trials=1), experiment=made, environ={})
+
+    @pytest.mark.parametrize(("wish", "told"), [(Wish(time_s=-5), "time_s > 0"), (Wish(concurrent=0), "concurrent >= 1")])
+    def test_a_budget_that_is_none_is_refused_as_that(self, tmp_path, wish, told):
+        with pytest.raises(BadInputError, match=told):
+            self.plan(tmp_path, wish, outcome="out of time")
+
+    def test_time_alone_is_nothing_for_a_sweep_that_is_finished(self, tmp_path):
+        made = experiment(budget=Budget(trials=1, time_s=600.0))
+        folder = self.folder(tmp_path, made, h.trial(0, [0.5], settings={"x": 0.5}))
+        with pytest.raises(BadInputError, match="more time changes nothing and was not recorded.*: more trials"):
+            refuse_time_alone(folder.load(), Wish(time_s=700.0), "more trials")
+        refuse_time_alone(folder.load(), Wish(time_s=700.0, trials=2), "")
+        refuse_time_alone(folder.load(), Wish(time_s=700.0, reopen=[0]), "")
+
+    @pytest.mark.parametrize(
+        ("wish", "told"),
+        [(Wish(), r"\.resume\(\)"), (Wish(trials=3), r"\.resume\(trials=3\)"), (Wish(reopen=[0]), r"\.retry\(0\)")],
+    )
+    def test_without_a_file_it_says_what_does_the_same_in_python(self, tmp_path, wish, told):
+        made = experiment(budget=Budget(trials=2))
+        folder = self.folder(tmp_path, made, h.trial(0, [0.5], settings={"x": 0.5}), outcome="interrupted")
+        with pytest.raises(BadInputError, match=rf"tunelab.open\('toy.1', experiment\){told}"):
+            plan(folder, folder.load(), wish, environ={})
 
     def test_trials_to_try_again_make_a_finished_sweep_go_on(self, tmp_path):
         assert self.plan(tmp_path, Wish(reopen=[0])).reopen == (0,)

@@ -21,6 +21,7 @@ from tunelab.core.trial import Status
 from tunelab.errors import BadInputError, DiskFullError, JournalError, UnknownNameError
 from tunelab.journal import SCHEMA_VERSION, Event, Journal, SweepState, events, read_events, replay
 from tunelab.journal.home import Home, SweepFolder, load_trial
+from tunelab.journal.store import FILE_NAME
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(tunelab.__file__).parents[1])}
 
@@ -205,6 +206,85 @@ class TestStore:
         (tmp_path / "text").write_text("not a database " * 100)
         with pytest.raises(JournalError, match="text"):
             list(read_events(tmp_path / "text"))
+
+
+class TestAFolderThatMayNotBeWritten:
+    """A colleague's, or one on a read-only mount: SQLite cannot make the files beside the journal that readers share."""
+
+    @pytest.fixture
+    def addresses(self, monkeypatch):
+        """What SQLite is told to open from here on, in a folder that may not be written."""
+        really, told = sqlite3.connect, []
+
+        def connect(address, *arguments, **options):
+            told.append(address)
+            return really(address, *arguments, **options)
+
+        def forbid():
+            monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+            monkeypatch.setattr(sqlite3, "connect", connect)
+            return told
+
+        return forbid
+
+    def test_the_file_alone_is_read(self, tmp_path, addresses):
+        folder = h.write(tmp_path / "50% of #1?", [*h.created(), *h.trial(0, [0.5])])
+        before, told = list(read_events(folder.journal)), addresses()
+        assert list(read_events(folder.journal)) == before and len(before) == 7
+        assert [address.partition("?")[2] for address in told] == ["mode=ro&immutable=1"]
+        assert [path.name for path in folder.path.iterdir()] == [FILE_NAME]
+
+    def test_what_waits_in_the_wal_is_read_too(self, tmp_path, addresses):
+        folder = SweepFolder(tmp_path)
+        journal = Journal(folder.journal)
+        for event in h.created():
+            journal.append(event)
+        told = addresses()
+        assert len(list(read_events(folder.journal))) == 2
+        assert [address.partition("?")[2] for address in told] == ["mode=rw"]
+        journal.close()
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+    def test_in_earnest(self, tmp_path):
+        folder = h.write(tmp_path, h.created())
+        folder.path.chmod(0o555)
+        try:
+            assert len(list(read_events(folder.journal))) == 2
+        finally:
+            folder.path.chmod(0o755)
+
+
+class TestDamage:
+    """By a newer tunelab that writes more than this one knows, or by a disk: `ls` and `doctor` go on with the other sweeps."""
+
+    MESSAGE = "was written by a newer tunelab, or is damaged"
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            Event("session_started", None, {**h.session().data, "mood": "good"}),
+            Event("reported", 0, {**h.report(0, 2, 0.5).data, "mood": "good"}),
+            Event("decided", 0, {}),
+            Event("finished", 0, {"status": "paused", "reason": ""}),
+            Event("started", 7, h.trial(7)[1].data),
+            Event("attempt_ended", 0, []),
+        ],
+        ids=lambda event: event.kind,
+    )
+    def test_fields_that_are_not_known_or_not_there(self, tmp_path, event):
+        folder = h.write(tmp_path, [*h.created(), *h.trial(0, [0.5], end=None), event])
+        with pytest.raises(JournalError, match=rf"event 6 \({event.kind}\) {self.MESSAGE}") as caught:
+            folder.load()
+        assert str(folder.journal) in str(caught.value)
+
+    @pytest.mark.parametrize("text", ['{"half', "", "{}}"])
+    def test_text_that_is_no_json(self, tmp_path, text):
+        folder = h.write(tmp_path, h.created())
+        with sqlite3.connect(folder.journal) as connection:
+            connection.execute("UPDATE events SET data = ? WHERE seq = 2", (text,))
+        connection.close()
+        with pytest.raises(JournalError, match=f"journal.sqlite {self.MESSAGE}: between events 1 and 2"):
+            list(read_events(folder.journal))
 
 
 class TestReplay:

@@ -87,6 +87,10 @@ class TestDerived:
         with pytest.raises(BadInputError, match=why):
             described(h.state([*h.created(), *told]), 0, None)
 
+    def test_one_whose_driver_was_killed_is_over(self):
+        state = h.state([*h.created(), *h.trial(0, [0.1], end=None)])
+        assert described(state, 0, None, at_work=False)["of"] == "digits-mlp.1/0000"
+
 
 def reports(values, first=1):
     return [Report(0, 1, step, value) for step, value in enumerate(values, first)]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.unit import histories as h
-from tunelab.engine.stopping import FILE_NAME, LOOKS_EVERY_S, Interruptions, Request, Requests, ask, stop
+from tunelab.engine.stopping import APPEARS_WITHIN_S, FILE_NAME, LOOKS_EVERY_S, Interruptions, Request, Requests, ask, stop
 from tunelab.errors import BadInputError
 from tunelab.journal import Journal, events
 
@@ -186,3 +186,54 @@ def test_a_driver_that_is_killed_leaves_no_request_behind(tmp_path):
     folder = h.write(tmp_path, h.created())
     assert stop(folder, now=True, sleep=Driver(folder).sleep).outcome is None
     assert not (folder.path / FILE_NAME).exists()
+
+
+def test_ctrl_c_while_waiting_takes_the_request_back(tmp_path):
+    folder = h.write(tmp_path, h.created())
+
+    def interrupt(driver):
+        assert (folder.path / FILE_NAME).exists()
+        driver.file.close()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop(folder, sleep=Driver(folder, interrupt).sleep)
+    assert not (folder.path / FILE_NAME).exists()
+
+
+def test_a_session_that_begins_after_the_one_that_was_asked_is_left_alone(tmp_path):
+    folder = h.write(tmp_path, h.created())
+
+    def end_and_begin_another(driver):
+        driver.write(events.session_ended(outcome="interrupted", reason="tunelab stop"), h.session())
+
+    driver, told = Driver(folder, end_and_begin_another), []
+    state = stop(folder, told=told.append, sleep=driver.sleep)
+    assert told == [Request(1)] and folder.is_running()
+    assert (len(state.sessions), state.outcome) == (1, "interrupted")
+    assert not (folder.path / FILE_NAME).exists()
+    driver.file.close()
+
+
+class TestAnotherVerb:
+    """`gc` and `doctor` hold the sweep too, and run no session."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        return h.write(tmp_path, [*h.created(), events.session_ended(outcome="finished", reason="")])
+
+    def test_there_is_nothing_to_stop_and_it_does_not_wait_for_its_end(self, folder, clock):
+        driver = Driver(folder)
+
+        def sleep(seconds):
+            clock.now += seconds
+
+        with pytest.raises(BadInputError, match="another verb"):
+            stop(folder, sleep=sleep, clock=clock)
+        assert APPEARS_WITHIN_S <= clock.now < APPEARS_WITHIN_S + 1 and folder.is_running()
+        assert not (folder.path / FILE_NAME).exists()
+        driver.file.close()
+
+    def test_nor_is_an_old_session_told_of_when_it_has_ended(self, folder):
+        with pytest.raises(BadInputError, match="another verb"):
+            stop(folder, sleep=Driver(folder).sleep)

@@ -52,6 +52,22 @@ def run(*args, status=0):
     return result
 
 
+def test_more_time_for_a_finished_sweep_is_refused_and_a_retry_takes_it(home, monkeypatch):
+    budget = {"trials": 2, "time_s": 1.0, "concurrent": None}
+    told = [*h.created(budget=budget), *h.trial(0, [0.9]), *h.trial(1, [0.5], end="failed")]
+    h.write(home, [*told, events.session_ended(outcome="finished", reason="")])
+    said = run("extend", "digits-mlp", "--time", "+600", status=2).stderr
+    assert "digits-mlp.1 is finished: more time changes nothing and was not recorded." in said
+    assert "tunelab extend digits-mlp.1 --trials +N" in said
+    with pytest.raises(BadInputError, match=r'extend\(trials="\+N"\)'):
+        tunelab.open("digits-mlp", home=home).extend(time_s="+600")
+    assert "has used up its time budget" in run("retry", "digits-mlp", "--failed", status=2).stderr
+    asked = []
+    monkeypatch.setattr("tunelab.cli.running.go_on", lambda folder, state, wish, as_json: asked.append(wish) or 0)
+    run("retry", "digits-mlp", "--failed", "--time", "600")
+    assert (asked[0].time_s, asked[0].reopen) == (600.0, [1])
+
+
 @contextlib.contextmanager
 def a_driver(folder):
     with folder.lock.open("wb") as file:

@@ -40,7 +40,7 @@ def command(
     if trials is None and time_s is None:
         raise BadInputError("Say by how much: --trials +20, --time +600, or both.")
     folder, state = running.idle(home, sweep)
-    from tunelab.engine.going_on import Wish, more
+    from tunelab.engine.going_on import Wish, more, refuse_time_alone
 
     wish = Wish(
         trials=None if trials is None else int(more(state.budget["trials"], trials, "trials")),
@@ -51,4 +51,5 @@ def command(
         address=address,
         tracking=tracking,
     )
+    refuse_time_alone(state, wish, common.suggest("extend", folder, "--trials +N"))
     ctx.exit(running.go_on(folder, state, wish, as_json))

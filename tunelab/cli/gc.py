@@ -23,23 +23,29 @@ from tunelab.cli import common, running
 @click.option("--dry-run", is_flag=True, help="Show what would go, and change nothing.")
 @common.home_option
 @common.json_option
-def command(sweep: str, keeps: tuple[str, ...], dry_run: bool, home: Path, as_json: bool) -> None:
+def command(sweep: str, keeps: tuple[str, ...], dry_run: bool, home: Path, as_json: bool) -> int:
     """Delete checkpoints of SWEEP, which must not be running, by other counts than those of its Retention.
 
     Kept is what any of the three counts keeps: the best of so many trials of the sweep, so many best and so many latest of each
     trial. What a trial that has not ended needs to go on is kept whatever the counts. Exported models hold copies of their own.
+
+    Exit status: 1 when some could not be deleted.
     """
-    from tunelab.engine.collecting import collect, parse_keep, retention_of, total_bytes
+    from tunelab.engine.collecting import Surplus, collect, parse_keep, retention_of, total_bytes
 
     folder, state = running.idle(home, sweep)
     keep = parse_keep(keeps, retention_of(state))
     before = total_bytes(folder, state)
-    found = collect(folder, keep, dry_run=dry_run, say=lambda sentence: click.echo(sentence, err=True))
+    left: list[Surplus] = []
+    found = collect(folder, keep, dry_run=dry_run, say=lambda sentence: click.echo(sentence, err=True), left=left.append)
+    status = int(bool(left))
+    if left:
+        click.echo(f"{len(left)} checkpoint{'s'[: len(left) != 1]} could not be deleted.", err=True)
     freed = None if before is None else sum(entry.n_bytes or 0 for entry in found)
     if as_json:
         gone = [asdict(entry) for entry in found]
         common.emit_json({"sweep": state.sweep, "dry_run": dry_run, "keep": asdict(keep), "bytes": freed, "checkpoints": gone})
-        return
+        return status
     if found:
         rows = [
             [
@@ -57,6 +63,7 @@ def command(sweep: str, keeps: tuple[str, ...], dry_run: bool, home: Path, as_js
     sizes = "" if freed is None or before is None else f", {size_text(freed)} of {size_text(before)}"
     counts = ", ".join(f"{name}={number}" for name, number in asdict(keep).items())
     click.echo(f"{what}{sizes} {'would go' if dry_run else 'deleted'}. Kept: {counts}", err=True)
+    return status
 
 
 def size_text(n_bytes: int) -> str:

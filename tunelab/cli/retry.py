@@ -15,6 +15,7 @@ from tunelab.journal.home import Home
 @click.command
 @click.argument("names", metavar="SWEEP | SWEEP/TRIAL...", nargs=-1, required=True)
 @click.option("--failed", is_flag=True, help="All trials of SWEEP that have failed.")
+@click.option("--time", "time_s", type=float, metavar="SECONDS", help="Wall-clock budget in all.")
 @running.session_options
 @common.home_option
 @common.json_option
@@ -23,6 +24,7 @@ def command(
     ctx: click.Context,
     names: tuple[str, ...],
     failed: bool,
+    time_s: float | None,
     concurrent: int | None,
     address: str,
     tracking: str | None,
@@ -42,8 +44,14 @@ def command(
     from tunelab.engine.going_on import Wish, to_retry
 
     wish = Wish(
-        concurrent=concurrent, code=code, amend=amend, address=address, tracking=tracking, reopen=to_retry(state, numbers)
-    )  # fmt: skip
+        time_s=time_s,
+        concurrent=concurrent,
+        code=code,
+        amend=amend,
+        address=address,
+        tracking=tracking,
+        reopen=to_retry(state, numbers),
+    )
     ctx.exit(running.go_on(folder, state, wish, as_json))
 
 

@@ -114,6 +114,7 @@ def idle(home: Path, name: str) -> tuple[SweepFolder, SweepState]:
 def go_on(folder: SweepFolder, state: SweepState, wish: Wish, as_json: bool) -> int:
     """Run another session of a sweep as it is wished for, and return the exit status."""
     from tunelab.cli.watch import make_watcher
+    from tunelab.core.failures import Failure, rules
     from tunelab.engine.going_on import catch_up, plan
     from tunelab.engine.sweeping import resume
 
@@ -130,7 +131,8 @@ def go_on(folder: SweepFolder, state: SweepState, wish: Wish, as_json: bool) -> 
         if made.amendment is not None:
             how = "Amended" if made.amendment.data["forced"] else "Changed since the session before"
             watcher.say(f"{how}: {'; '.join(made.amendment.data['changes'])}")
-        watcher.say(goes_on(state, made.experiment.budget.trials, wish.reopen))
+        patience = rules(made.experiment.on_failure, 0)[Failure.DIVERGED].patience
+        watcher.say(goes_on(state, made.experiment.budget.trials, wish.reopen, patience))
         return tell(resume(replace(made, watcher=watcher), folder), as_json)
 
 
@@ -231,16 +233,28 @@ def _best(state: SweepState) -> dict[str, Any]:
     }
 
 
-def goes_on(state: SweepState, trials: int, reopen: Sequence[int] = ()) -> str:
-    """`13 ended stay; 0013 goes on from epoch 9; 17 to come`: what a resume with so many trials in all will do."""
+def goes_on(state: SweepState, trials: int, reopen: Sequence[int] = (), patience: int = 0) -> str:
+    """`13 ended stay; 0013 goes on from epoch 9; 17 to come`: what a resume with so many trials in all will do.
+
+    Args:
+        state: The sweep's.
+        trials: So many in all.
+        reopen: Numbers of those to try again.
+        patience: So many diverged reports in a row are put up with.
+    """
     from tunelab.analysis import text
+    from tunelab.engine.reports import goes_on_from, last_sound
 
     ended = sum(trial.status.ended and trial.number not in reopen for trial in state.trials.values())
     parts = [f"{ended} ended stay"]
     for trial in state.trials.values():
         if trial.status.ended and trial.number not in reopen:
             continue
-        kept = trial.latest_checkpoint()
+        if trial.number in reopen:
+            stands = last_sound(trial)
+            sound = [report for report in trial.reports if stands is not None and report.step <= stands.step]
+            trial = replace(trial, reports=sound)
+        kept = goes_on_from(trial, patience)
         start = f"goes on from {text.axis(state)} {text.step_text(kept.step)}" if kept else "starts from the beginning"
         parts.append(f"{trial.id} {start}")
     parts.append(f"{max(0, trials - state.counted())} to come")

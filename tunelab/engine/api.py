@@ -167,21 +167,22 @@ class Sweep:
             root: As in `resume`.
             how: `concurrent`, `code`, `amend`, `address`, `tracking` and `watcher`, as in `resume`.
         """
-        from tunelab.engine.going_on import more
+        from tunelab.engine.going_on import Wish, more, refuse_time_alone
 
         if trials is None and time_s is None:
             raise BadInputError('Say by how much: extend(trials="+20"), extend(time_s="+600"), or both.')
-        budget = self.state.budget
-        return self.resume(
-            trials=None if trials is None else int(more(budget["trials"], str(trials), "trials")),
-            time_s=None if time_s is None else more(budget["time_s"], str(time_s), "time"),
-            root=root,
-            **how,
+        state = self.state
+        wish = Wish(
+            trials=None if trials is None else int(more(state.budget["trials"], str(trials), "trials")),
+            time_s=None if time_s is None else more(state.budget["time_s"], str(time_s), "time"),
         )
+        refuse_time_alone(state, wish, 'extend(trials="+N")')
+        return self.resume(trials=wish.trials, time_s=wish.time_s, root=root, **how)
 
     def retry(
         self,
         *trials: int | str,
+        time_s: float | None = None,
         address: str = "local",
         tracking: str | None = None,
         code: Literal["current", "snapshot"] | None = None,
@@ -192,6 +193,7 @@ class Sweep:
 
         Args:
             trials: Numbers of failed or infeasible ones. Without any: all that have failed.
+            time_s: Wall-clock budget in all.
             address: Ray cluster.
             tracking: None tracks where the sweep did before.
             code: As in `resume`.
@@ -201,7 +203,8 @@ class Sweep:
         from tunelab.engine.going_on import Wish, to_retry
 
         state = self.state
-        wish = Wish(reopen=to_retry(state, [int(trial) for trial in trials]), address=address, tracking=tracking, code=code)
+        numbers = to_retry(state, [int(trial) for trial in trials])
+        wish = Wish(reopen=numbers, time_s=time_s, address=address, tracking=tracking, code=code)
         return self._go_on(state, wish, root, watcher)
 
     def stop(self, *, now: bool = False) -> Sweep:

@@ -6,6 +6,7 @@ Which ones are removed is said by `core/retain.py` and journalled by the conduct
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from pathlib import Path
 from tunelab.core.trial import Status
 from tunelab.errors import BadInputError
 from tunelab.journal import SweepState
+from tunelab.journal.store import FILE_NAME
+
+OWNER = "owner.json"  # in a storage of its own: which sweep's folder it belongs to
 
 
 def size(storage: str, checkpoint: str) -> tuple[int, int] | None:
@@ -38,14 +42,25 @@ def _file_sizes(folder: str) -> Iterator[int]:
             if entry.is_dir():
                 yield from _file_sizes(entry.path)
             else:
-                yield entry.stat().st_size
+                yield (entry.stat(follow_symlinks=False) if entry.is_symlink() else entry.stat()).st_size
+
+
+def is_gone(storage: str, checkpoint: str) -> bool:
+    """Whether a checkpoint's folder is certainly not there. One that cannot be looked at may be there."""
+    try:
+        os.stat(f"{storage}/{checkpoint}")
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def torn(storage: str, state: SweepState) -> Iterator[tuple[int, str, str]]:
     """(trial, checkpoint, what is wrong) of each checkpoint that has lost something since the journal first spoke of it.
 
     A killed process cannot bring that about, a machine that crashed can: the journal is forced to disk, and the files of a
-    checkpoint are not. More than was there is fine. What the driver could not see then is not judged now.
+    checkpoint are not. More than was there is fine. What the driver could not see then, or cannot see now, is not judged.
     """
     for trial in state.trials.values():
         for report in trial.kept():
@@ -53,6 +68,8 @@ def torn(storage: str, state: SweepState) -> Iterator[tuple[int, str, str]]:
                 continue
             files, n_bytes = report.size
             found = size(storage, report.checkpoint)
+            if found is None and not is_gone(storage, report.checkpoint):
+                continue
             if found is None:
                 yield trial.number, report.checkpoint, "it is gone"
             elif found[0] < files:
@@ -77,8 +94,53 @@ def refuse_absent(storage: str | None, state: SweepState) -> None:
         raise BadInputError(f"The checkpoints of {state.sweep} are in {storage}, which is not there. Is it mounted?")
 
 
-def delete(storage: str, checkpoint: str, say: Callable[[str], None]) -> None:
-    """Remove a checkpoint's folder. One that is gone already is fine; one that cannot be removed is told and left.
+def claim(storage: str, folder: Path, *, new: bool = False) -> None:
+    """Write down that a storage, which lies outside of the sweep's folder, belongs to this sweep. Not in an object store.
+
+    Args:
+        storage: Path or URI of the sweep's storage.
+        folder: The sweep's.
+        new: Whether nothing may be there yet.
+
+    Raises:
+        FileExistsError: Something is there, and the sweep is new.
+        BadInputError: It belongs to another sweep folder that is still there: this one is a copy.
+    """
+    if "://" in storage:
+        if new and _holds_something(storage):
+            raise FileExistsError(storage)
+        return
+    if not new and (other := owned_elsewhere(storage, folder)):
+        raise BadInputError(
+            f"The checkpoints in {storage} belong to {other}, of which this is a copy. Go on there, or remove that folder."
+        )
+    Path(storage).mkdir(parents=True, exist_ok=not new)
+    partial = Path(storage, f"{OWNER}.partial")
+    partial.write_text(json.dumps({"folder": str(folder.resolve())}))
+    partial.replace(Path(storage, OWNER))
+
+
+def owned_elsewhere(storage: str, folder: Path) -> Path | None:
+    """The other sweep folder that a storage belongs to and that is still there; None where it is this one's."""
+    try:
+        other = Path(json.loads(Path(storage, OWNER).read_text())["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    try:
+        return other if other != folder.resolve() and (other / FILE_NAME).is_file() else None
+    except OSError:  # there is something that may not be looked at
+        return other
+
+
+def _holds_something(uri: str) -> bool:
+    import pyarrow.fs
+
+    filesystem, path = pyarrow.fs.FileSystem.from_uri(uri)
+    return bool(filesystem.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True)))
+
+
+def delete(storage: str, checkpoint: str, say: Callable[[str], None]) -> bool:
+    """Remove a checkpoint's folder and return whether it is gone. One that cannot be removed is told and left.
 
     Args:
         storage: Path or URI of the sweep's storage.
@@ -98,6 +160,8 @@ def delete(storage: str, checkpoint: str, say: Callable[[str], None]) -> None:
         pass
     except OSError as error:
         say(f"Cannot delete checkpoint {checkpoint}: {error}")
+        return False
+    return True
 
 
 def sweep_up(storage: str, state: SweepState) -> None:

@@ -38,13 +38,16 @@ class Code:
     overrides: Mapping[str, Any]
 
 
-def code_of(folder: SweepFolder, state: SweepState, choice: Literal["current", "snapshot"] | None) -> Code:
+def code_of(
+    folder: SweepFolder, state: SweepState, choice: Literal["current", "snapshot"] | None, method: str = "resume()"
+) -> Code:
     """The code to go on with.
 
     Args:
         folder: The sweep's.
         state: The sweep's.
         choice: `current` or `snapshot`; None takes the file if it is unchanged, or the copy if the file is gone.
+        method: What does the same in Python.
 
     Raises:
         BadInputError: The file has changed and it was not said which to use; or the sweep keeps no copy because it was started
@@ -54,7 +57,7 @@ def code_of(folder: SweepFolder, state: SweepState, choice: Literal["current", "
     if not kept.is_file():
         raise BadInputError(
             f"{state.sweep} keeps no copy of its experiment: it was started in Python. Go on with it there: "
-            f"tunelab.open({state.sweep!r}, experiment).resume()"
+            f"tunelab.open({state.sweep!r}, experiment).{method}"
         )
     root = Path(facts["root"])
     current = root / facts["file"]

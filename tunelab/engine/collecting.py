@@ -58,7 +58,7 @@ def parse_keep(texts: tuple[str, ...], base: Retention) -> Retention:
         name, equals, number = (part.strip() for part in pair.partition("="))
         if name not in counts:
             problems.append(str(UnknownNameError.among("retention count", name, counts)))
-        elif not equals or not number.isdigit():
+        elif not equals or not (number.isascii() and number.isdecimal()):
             problems.append(f"{name} needs a number >= 0, such as {name}=1, got '{pair}'.")
         else:
             counts[name] = int(number)
@@ -74,41 +74,63 @@ def find_surplus(folder: SweepFolder, state: SweepState, keep: Retention) -> lis
 
 
 def collect(
-    folder: SweepFolder, keep: Retention, *, dry_run: bool = False, say: Callable[[str], None] = lambda text: None
+    folder: SweepFolder,
+    keep: Retention,
+    *,
+    dry_run: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+    left: Callable[[Surplus], None] = lambda entry: None,
 ) -> list[Surplus]:
-    """Delete what `keep` does not keep, and return it.
+    """Delete what `keep` does not keep, and return what is gone.
 
     Args:
         folder: The sweep's.
         keep: The counts.
         dry_run: Whether to change nothing.
         say: Takes a sentence about what could not be deleted.
+        left: Takes each that could not be deleted.
 
     Raises:
         SweepLockedError: A driver runs the sweep.
-        BadInputError: Its storage is not there.
+        BadInputError: Its storage is not there, or belongs to another sweep, of which this one is a copy.
     """
     if dry_run:
         if folder.is_running():
             raise SweepLockedError(f"{folder.path.name} is being run by a driver, which deletes what it does not need itself.")
-        return find_surplus(folder, folder.load(), keep)
+        state = folder.load()
+        _refuse_foreign(folder, state)
+        return find_surplus(folder, state, keep)
+    gone: list[Surplus] = []
     with locked(folder):
         state = folder.load()
         storage = folder.storage(state)
+        _refuse_foreign(folder, state)
         found = find_surplus(folder, state, keep)
         if found and "://" not in storage and not Path(storage).is_dir():
             raise BadInputError(f"The checkpoints of {state.sweep} are in {storage}, which is not there. Is it mounted?")
-        journal = Journal(folder.journal)
+        checkpoints.sweep_up(storage, state)  # first of all: the journal needs room, and this may make some
+        journal, before = Journal(folder.journal), state.seq
         try:
             for entry in found:
                 state.apply(journal.append(events.checkpoint_deleted(entry.trial, checkpoint=entry.checkpoint, by="gc")))
-                checkpoints.delete(storage, entry.checkpoint, say)
+                if checkpoints.delete(storage, entry.checkpoint, say):
+                    gone.append(entry)
+                else:
+                    left(entry)
         finally:
             journal.close()
+            if state.seq > before:
+                behind.journal_grew(folder.path)
         checkpoints.sweep_up(storage, state)  # what an earlier one journalled and was killed before it had deleted it
-    if found:
-        behind.journal_grew(folder.path)
-    return found
+    return gone
+
+
+def _refuse_foreign(folder: SweepFolder, state: SweepState) -> None:
+    """Refuse to delete what another sweep's journal refers to."""
+    storage = folder.storage(state)
+    owner = checkpoints.owned_elsewhere(storage, folder.path)
+    if owner is not None:
+        raise BadInputError(f"The checkpoints in {storage} belong to {owner}, of which {folder.path} is a copy.")
 
 
 def total_bytes(folder: SweepFolder, state: SweepState) -> int | None:

@@ -17,9 +17,9 @@ from typing import Any
 from tunelab.core.experiment import Budget, Experiment
 from tunelab.core.failures import Breaker, Failure, has_to_be_alone, may_retry, rules
 from tunelab.core.retain import Retainer
-from tunelab.core.trial import Config, Decision, Report, Status, Stop, Trial, measured
+from tunelab.core.trial import Config, Decision, Status, Stop, Trial, measured
 from tunelab.engine.lineup import Lineup
-from tunelab.engine.reports import Reader, Wrong, diverged
+from tunelab.engine.reports import Reader, Wrong, diverged, goes_on_from, has_diverged, last_sound
 from tunelab.journal import Event, Journal, SweepState, events
 
 FAR_ENOUGH = "as far as was asked for"  # the reason of a session that `Plan.until` ended
@@ -61,7 +61,7 @@ class Conductor:
         *,
         budget: Budget,
         max_failures: int = 0,
-        delete: Callable[[str], None] = lambda checkpoint: None,
+        delete: Callable[[str], object] = lambda checkpoint: None,
         measure: Callable[[str], Sequence[int] | None] = lambda checkpoint: None,
         torn: Callable[[SweepState], Iterable[tuple[int, str, str]]] = lambda state: (),
         notify: Callable[[SweepState, Event], None] = lambda state, event: None,
@@ -138,7 +138,7 @@ class Conductor:
 
     def _reopen(self, trial: Trial) -> None:
         """Take a trial's end back. It stands where it last reported something that had not diverged."""
-        stands = next((report for report in reversed(trial.reports) if diverged(report) is None), None)
+        stands = last_sound(trial)
         self._record(events.reopened(trial.number, upto=stands.step if stands else None, reason="to be tried again"))
         self._breaker.reopened()
         self._undecided.pop(trial.number, None)
@@ -205,7 +205,7 @@ class Conductor:
         trial = self._propose() if number is None else self.state.trials[number]
         if trial is None:
             return None
-        latest = self._goes_on_from(trial)
+        latest = goes_on_from(trial, self._rules[Failure.DIVERGED].patience)
         checkpoint, from_step = (latest.checkpoint, latest.step) if latest else (None, None)
         self._record(events.started(trial.number, attempt=trial.attempt + 1, checkpoint=checkpoint, from_step=from_step))
         self._again.started(trial.number)
@@ -220,12 +220,6 @@ class Conductor:
                 f"{trial.id} ran out of memory: it is tried again alone, once {others} other trial{'s'[: others > 1]} "
                 f"{'have' if others > 1 else 'has'} ended, at the latest in {self.experiment.alone_wait_s:g} s"
             )
-
-    def _goes_on_from(self, trial: Trial) -> Report | None:
-        """The report whose checkpoint the next attempt gets: the latest, but none of those with which the trial diverged."""
-        if not self._has_diverged(trial):
-            return trial.latest_checkpoint()
-        return next((report for report in reversed(trial.kept()) if diverged(report) is None), None)
 
     def _propose(self) -> Trial | None:
         number, experiment = len(self.state.trials), self.experiment
@@ -285,9 +279,7 @@ class Conductor:
 
     def _has_diverged(self, trial: Trial) -> str | None:
         """What has made a trial diverge: more diverged reports in a row, up to its latest, than are put up with."""
-        latest = trial.reports[-self._rules[Failure.DIVERGED].patience - 1 :]
-        found = [diverged(report) for report in latest]
-        return found[-1] if all(found) and len(found) > self._rules[Failure.DIVERGED].patience else None
+        return has_diverged(trial, self._rules[Failure.DIVERGED].patience)
 
     def _is_last(self, trial: Trial, step: float) -> bool:
         last = self.experiment.last_step(trial.config)

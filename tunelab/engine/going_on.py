@@ -67,18 +67,21 @@ def plan(
         BadInputError: It cannot go on like this; nothing has been started.
     """
     refuse_total(state, wish.trials)
+    if problems := Budget(**{**state.budget, **_said(wish)}).problems():
+        raise BadInputError("\n".join(problems))
     if experiment is None and wish.code is None and not wish.amend:  # then the budget is known without running the file
         budget = {**state.budget, **_said(wish)}
         if _is_done(state, wish, budget):
             return None
         _refuse_time(state, budget)
     if experiment is None or (folder.path / SNAPSHOT).is_file():
-        found = code_of(folder, state, "current" if wish.amend and wish.code is None else wish.code)
+        found = code_of(folder, state, "current" if wish.amend and wish.code is None else wish.code, _method(wish))
     else:
         found = Code(experiment, (root or Path.cwd()).resolve(), None, None, None, None, {})
     change = amendment(state, found.experiment, amend=wish.amend)
     budget = {**state.budget, **_changed_budget(state, found.experiment), **_said(wish)}
-    refuse_total(state, budget["trials"])
+    if budget["trials"] != state.budget["trials"]:  # an infeasible trial that was tried again may exceed the present total
+        refuse_total(state, budget["trials"])
     if _is_done(state, wish, budget):
         return None
     _refuse_time(state, budget)
@@ -126,6 +129,23 @@ def refuse_total(state: SweepState, trials: int | None) -> None:
     if trials is not None and trials < exist:
         there = f"{exist} trial{'s exist' if exist > 1 else ' exists'} already"
         raise BadInputError(f"{there}; a total of {trials} is fewer. Say {exist} or more.")
+
+
+def refuse_time_alone(state: SweepState, wish: Wish, how: str) -> None:
+    """Refuse to give a finished sweep more time: without more trials nothing would become of it.
+
+    Args:
+        state: The sweep's.
+        wish: How to go on.
+        how: What gives it more trials.
+
+    Raises:
+        BadInputError: Says so.
+    """
+    if wish.time_s is not None and _is_done(state, wish, {**state.budget, **_said(wish)}):
+        raise BadInputError(
+            f"{state.sweep} is finished: more time changes nothing and was not recorded. Give it more trials with: {how}"
+        )
 
 
 def more(present: float | None, text: str, what: str) -> float:
@@ -179,6 +199,14 @@ def _why_not_again(trial: Trial) -> str:
     if trial.status.ended:
         return f"  - {trial.id} {'has completed' if trial.status is Status.COMPLETED else 'was stopped by the scheduler'}"
     return f"  - {trial.id} has not ended: `tunelab resume` goes on with it"
+
+
+def _method(wish: Wish) -> str:
+    """What does the same in Python: `retry(3)`, `resume(trials=84)`."""
+    said = [f"{name}={value!r}" for name, value in _said(wish).items()]
+    if wish.reopen:
+        return f"retry({', '.join([*map(str, wish.reopen), *said])})"
+    return f"resume({', '.join(said)})"
 
 
 def _said(wish: Wish) -> dict[str, Any]:

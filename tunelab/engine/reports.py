@@ -110,6 +110,24 @@ def diverged(report: Report) -> str | None:
     return None if math.isfinite(report.value) else f"the objective is {report.value}"
 
 
+def has_diverged(trial: Trial, patience: int) -> str | None:
+    """What has made a trial diverge: more diverged reports in a row, up to its latest, than are put up with."""
+    found = [diverged(report) for report in trial.reports[-patience - 1 :]]
+    return found[-1] if all(found) and len(found) > patience else None
+
+
+def goes_on_from(trial: Trial, patience: int) -> Report | None:
+    """The report whose checkpoint the next attempt gets: the latest, but none of those with which the trial diverged."""
+    if not has_diverged(trial, patience):
+        return trial.latest_checkpoint()
+    return next((report for report in reversed(trial.kept()) if diverged(report) is None), None)
+
+
+def last_sound(trial: Trial) -> Report | None:
+    """The latest report that has not diverged: where a trial stands that is to be tried again."""
+    return next((report for report in reversed(trial.reports) if diverged(report) is None), None)
+
+
 def _has_reported(trial: Trial) -> bool:
     """Whether the trial's latest attempt has made a report that counts."""
     return bool(trial.reports) and trial.reports[-1].attempt == trial.attempt

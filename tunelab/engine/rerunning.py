@@ -39,13 +39,14 @@ class Again:
         return dict(self.config)
 
 
-def described(state: SweepState, number: int, seeds: int | None) -> dict[str, Any]:
+def described(state: SweepState, number: int, seeds: int | None, *, at_work: bool = True) -> dict[str, Any]:
     """A rerun as JSON, as the new sweep keeps it among its overrides.
 
     Args:
         state: The original sweep's.
         number: The trial.
         seeds: How many other seeds, or None for the trial's own.
+        at_work: Whether a driver runs the sweep. Without one, a trial that seems to run was interrupted.
 
     Raises:
         BadInputError: The trial is not over, or there is nothing to compare with.
@@ -53,7 +54,7 @@ def described(state: SweepState, number: int, seeds: int | None) -> dict[str, An
     trial = state.trials[number]
     if seeds is not None and seeds < 1:
         raise BadInputError(f"--seeds needs a number >= 1, got {seeds}.")
-    if trial.status is Status.RUNNING or not trial.attempts:
+    if (trial.status is Status.RUNNING and at_work) or not trial.attempts:
         raise BadInputError(f"{state.sweep}/{trial.id} has not ended yet ({trial.status.value}): rerun it when it has.")
     return {"of": f"{state.sweep}/{trial.id}", "config": trial.config, "seed": trial.seed, "seeds": seeds}
 
@@ -107,9 +108,9 @@ def plan(
     Raises:
         BadInputError: It cannot be run again like this; nothing has been started.
     """
-    rerun = described(state, number, seeds)
+    rerun = described(state, number, seeds, at_work=folder.is_running())
     if experiment is None or (folder.path / SNAPSHOT).is_file():
-        found = code_of(folder, state, code)
+        found = code_of(folder, state, code, f"rerun({number})" if seeds is None else f"rerun({number}, seeds={seeds})")
         text = found.text if found.text is not None else (folder.path / SNAPSHOT).read_text()
         found = replace(found, text=text)
     else:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "stop.request"
 LOOKS_EVERY_S = 0.2
+APPEARS_WITHIN_S = 10.0  # a driver that has locked the sweep starts its session; a verb that is no driver never does
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ def stop(
     now: bool = False,
     told: Callable[[Request], None] = lambda request: None,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SweepState:
     """Ask the sweep's driver to stop as Ctrl-C does, wait until it has ended, and return what it left.
 
@@ -149,30 +151,48 @@ def stop(
         now: Whether not to wait for trials' next reports.
         told: Called once the request is there.
         sleep: Waits so many seconds.
+        clock: Seconds that only go forward.
 
     Raises:
-        BadInputError: No driver runs the sweep.
+        BadInputError: No driver runs the sweep, or what holds it is none.
     """
-    state = SweepState()
-    if not folder.is_running():
-        raise BadInputError(f"No driver runs {folder.path.name}, so there is nothing to stop.")
+    state, until = SweepState(), clock() + APPEARS_WITHIN_S
     asked = None
-    while folder.is_running():
-        for event in read_events(folder.journal, state.seq):
-            state.apply(event)
-        # A driver that has locked the sweep and started no session yet will start the next one.
-        at_work = bool(state.sessions) and state.sessions[-1].ended_at is None
-        request = Request(len(state.sessions) + (not at_work), now)
-        if asked is None or (at_work and request.session > asked.session):
-            ask(folder.path, request)
-            asked = request
-            told(request)
-        sleep(0.1)
-    if asked is not None:
-        Requests(folder.path, asked.session).close()
-    for event in read_events(folder.journal, state.seq):
-        state.apply(event)
+    try:
+        while folder.is_running() and not _read_on(folder, state, asked):
+            count = len(state.sessions)
+            at_work = count > 0 and state.sessions[-1].ended_at is None
+            # A driver that has locked the sweep and started no session yet will start the next one. A later session is asked
+            # only after one that shows no end: its driver had been killed before.
+            if asked is None or (at_work and count > asked.session):
+                asked = Request(count + (not at_work), now)
+                ask(folder.path, asked)
+                told(asked)
+            elif count < asked.session and clock() >= until:
+                break
+            sleep(0.1)
+    finally:
+        if asked is not None:
+            Requests(folder.path, asked.session).close()
+    if asked is None:
+        raise BadInputError(f"No driver runs {folder.path.name}, so there is nothing to stop.")
+    _read_on(folder, state, asked)
+    if len(state.sessions) < asked.session:
+        raise BadInputError(
+            f"No session of {folder.path.name} is at work and none has begun since, so there is nothing to stop. What holds "
+            "the sweep is another verb (gc, doctor), or a driver that is only starting or ending: then try again in a moment."
+        )
     return state
+
+
+def _read_on(folder: SweepFolder, state: SweepState, asked: Request | None) -> bool:
+    """Take in what the journal says. Once the session that was asked has ended, no later one: returns whether there is one."""
+    for event in read_events(folder.journal, state.seq):
+        if event.kind == "session_started" and asked is not None and len(state.sessions) == asked.session:
+            if state.sessions[-1].outcome is not None:
+                return True
+        state.apply(event)
+    return False
 
 
 def _read(file: Path) -> Request | None:

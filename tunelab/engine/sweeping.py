@@ -125,6 +125,8 @@ def _new_journal(plan: Plan, folder: SweepFolder, cluster: _Cluster) -> Journal:
         return Journal.create(folder.journal, created)
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
+        if plan.storage is not None and "://" not in plan.storage:  # made a moment ago, for this sweep alone
+            shutil.rmtree(_storage(plan, folder, folder.path.name), ignore_errors=True)
         raise
 
 
@@ -138,6 +140,8 @@ def resume(plan: Plan, folder: SweepFolder) -> Outcome:
     if plan.storage is not None:
         checkpoints.refuse_absent(plan.storage, folder.load())
     with _saying_disk_full(folder), locked(folder), _on_cluster(plan) as cluster:
+        if plan.storage is not None:
+            checkpoints.claim(folder.storage(folder.load()), folder.path)
         _keep_code(plan, folder)
         return _drive(plan, folder, Journal(folder.journal), cluster)
 
@@ -226,16 +230,34 @@ def _new_folder(plan: Plan) -> SweepFolder:
         plan.home.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unusable(plan.home.path, error.strerror or error) from error
-    while True:
-        folder = SweepFolder(plan.home.path / plan.home.next_id(plan.experiment.name))
-        number = int(folder.path.name.rpartition(".")[2])
-        while True:  # a folder without a journal yet belongs to a driver that is just starting
-            try:
-                folder.path.mkdir()
-                return folder
-            except FileExistsError:
-                number += 1
-                folder = SweepFolder(plan.home.path / f"{plan.experiment.name}.{number}")
+    folder = SweepFolder(plan.home.path / plan.home.next_id(plan.experiment.name))
+    number = int(folder.path.name.rpartition(".")[2])
+    while not _make(folder, plan):
+        number += 1
+        folder = SweepFolder(plan.home.path / f"{plan.experiment.name}.{number}")
+    return folder
+
+
+def _make(folder: SweepFolder, plan: Plan) -> bool:
+    """Make a new sweep's folder, and its part of a storage of its own; False if one of them is somebody else's."""
+    try:
+        folder.path.mkdir()
+    except FileExistsError:  # one without a journal yet belongs to a driver that is just starting
+        return False
+    if plan.storage is None:
+        return True
+    storage = _storage(plan, folder, folder.path.name)
+    try:
+        checkpoints.claim(storage, folder.path, new=True)
+        return True
+    except FileExistsError:  # of a sweep of the same name in another home
+        folder.path.rmdir()
+        return False
+    except OSError as error:
+        folder.path.rmdir()
+        raise BadInputError(
+            f"Checkpoints cannot be kept in {storage}: {error.strerror or error}. Say where: --storage"
+        ) from error
 
 
 @contextmanager
@@ -369,7 +391,11 @@ def _drive(plan: Plan, folder: SweepFolder, journal: Journal, cluster: _Cluster)
             conductor.stop("aborted", f"{type(error).__name__}: {error}")
             raise
         finally:
-            outcome = conductor.end()
+            try:
+                outcome = conductor.end()
+            except BaseException:  # the disk may be full, of what is half-written
+                checkpoints.sweep_up(storage, folder.load())
+                raise
             checkpoints.sweep_up(storage, conductor.state)
     reason = conductor.state.sessions[-1].reason
     return Outcome(folder, conductor.state, outcome, reason, all(tracked))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tunelab.errors import BadInputError, UnknownNameError
+from tunelab.errors import BadInputError, JournalError, UnknownNameError
 from tunelab.journal.locks import held
 from tunelab.journal.state import SweepState, replay
 from tunelab.journal.store import FILE_NAME, read_events
@@ -46,8 +46,17 @@ class SweepFolder:
         return held(self.lock)
 
     def load(self) -> SweepState:
-        """The sweep's state, replayed from the journal as it stands."""
-        return replay(read_events(self.journal))
+        """The sweep's state, replayed from the journal as it stands.
+
+        Raises:
+            JournalError: It cannot be read; says which.
+        """
+        try:
+            return replay(read_events(self.journal))
+        except JournalError as error:
+            if str(self.journal) in str(error):
+                raise
+            raise JournalError(f"{self.journal}: {error}") from error
 
     def checkpoint(self, state: SweepState, relative: str) -> str:
         """Path or URI of a checkpoint. A sweep without a storage of its own can be moved together with its folder."""

@@ -105,17 +105,26 @@ class SweepState:
         return [trial for trial in self.trials.values() if not trial.status.ended]
 
     def apply(self, event: Event) -> None:
-        """Take one event into account."""
+        """Take one event into account.
+
+        Raises:
+            JournalError: It is none that this version can read.
+        """
         handler = _HANDLERS.get(event.kind)
         if handler is None:
             raise JournalError(f"The journal holds an event of the unknown kind {event.kind!r}: written by a newer tunelab?")
-        if event.trial is None or event.kind == "proposed":
-            handler(self, event)
-        else:
-            handler(self, self.trials[event.trial], event)
-        self.seq = event.seq
-        if event.kind != "amended" and event.data.get("by") != "gc":  # these are written between two sessions
-            self.last_at = event.at
+        try:
+            if event.trial is None or event.kind == "proposed":
+                handler(self, event)
+            else:
+                handler(self, self.trials[event.trial], event)
+            self.seq = event.seq
+            if event.kind != "amended" and event.data.get("by") != "gc":  # these are written between two sessions
+                self.last_at = event.at
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            what = f"The journal's event {event.seq} ({event.kind})"
+            why = f"{type(error).__name__}: {error}"
+            raise JournalError(f"{what} was written by a newer tunelab, or is damaged: {why}.") from error
 
     def _on_sweep_created(self, event: Event) -> None:
         self.sweep, self.created_at = event.data["sweep"], event.at

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -111,7 +113,7 @@ class Journal:
 
     def events(self) -> Iterator[Event]:
         """All events so far, in order."""
-        return _select(self._connection, 0)
+        return _select(self._connection, self.path, 0)
 
     def close(self) -> None:
         self._connection.close()
@@ -128,7 +130,7 @@ def read_events(path: Path, after: int = 0) -> Iterator[Event]:
     connection = _connect(Path(path), create=False)
     try:
         _check_version(connection, Path(path))
-        yield from _select(connection, after)
+        yield from _select(connection, Path(path), after)
     except sqlite3.Error as error:
         raise JournalError(f"Cannot read {path}: {error}.") from error
     finally:
@@ -139,14 +141,27 @@ def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
     try:
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
-        mode = "rwc" if create else "rw"  # readers of a WAL file may have to recover it
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode={mode}", uri=True, timeout=30, check_same_thread=False)
+        address = f"{path.resolve().as_uri()}?mode={_mode(path.resolve(), create=create)}"
+        connection = sqlite3.connect(address, uri=True, timeout=30, check_same_thread=False)
         if create:
             connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
     except (OSError, sqlite3.Error) as error:
         raise JournalError(f"Cannot open {path}: {error}.") from error
     return connection
+
+
+def _mode(path: Path, *, create: bool) -> str:
+    """How SQLite opens the file. Readers of a WAL file may have to recover it, and make files beside it, so they may write.
+
+    Where that is forbidden and nothing waits in the WAL, the file alone is read.
+    """
+    if create:
+        return "rwc"
+    if os.access(path.parent, os.W_OK):
+        return "rw"
+    wal = path.with_name(f"{path.name}-wal")
+    return "rw" if wal.exists() and wal.stat().st_size else "ro&immutable=1"
 
 
 def _check_version(connection: sqlite3.Connection, path: Path) -> None:
@@ -158,12 +173,16 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
         raise JournalError(f"{path} has schema version {version}; this tunelab reads version {SCHEMA_VERSION}.")
 
 
-def _select(connection: sqlite3.Connection, after: int) -> Iterator[Event]:
+def _select(connection: sqlite3.Connection, path: Path, after: int) -> Iterator[Event]:
     rows = connection.execute("SELECT kind, trial, data, seq, at FROM events WHERE seq > ? ORDER BY seq", (after,))
-    return chain.from_iterable(map(_decode, iter(lambda: rows.fetchmany(_ROWS_AT_ONCE), [])))
+    return chain.from_iterable(map(partial(_decode, path), iter(lambda: rows.fetchmany(_ROWS_AT_ONCE), [])))
 
 
-def _decode(rows: Sequence[tuple[str, int | None, str, int, float]]) -> Iterator[Event]:
+def _decode(path: Path, rows: Sequence[tuple[str, int | None, str, int, float]]) -> Iterator[Event]:
     kinds, trials, texts, seqs, times = zip(*rows, strict=True)
-    data = json.loads(f"[{','.join(texts)}]")  # all at once: half the time of one after the other
+    try:
+        data = json.loads(f"[{','.join(texts)}]")  # all at once: half the time of one after the other
+    except (ValueError, TypeError) as error:
+        where = f"between events {seqs[0]} and {seqs[-1]}"
+        raise JournalError(f"{path} was written by a newer tunelab, or is damaged: {where}, {error}.") from error
     return map(Event, kinds, trials, data, seqs, times)

@@ -56,6 +56,13 @@ class Doctor:
             return [(Finding("folder", folder.path.name, f"it cannot be written: {error.strerror or error}"), False)]
 
     def _examine(self, folder: SweepFolder) -> Iterator[Finding]:
+        """A folder that cannot be read, or not all of it, does not keep the doctor from the others."""
+        try:
+            yield from self._look(folder)
+        except OSError as error:
+            yield files.unreadable(folder.path.name, error)
+
+    def _look(self, folder: SweepFolder) -> Iterator[Finding]:
         if folder.path.is_symlink():
             yield Finding("folder", folder.path.name, "it is a link: what it leads to is left alone", counts=False)
             return

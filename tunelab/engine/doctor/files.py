@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
 
+import filelock
+
 from tunelab.engine import checkpoints
 from tunelab.engine.doctor.finding import Finding
 from tunelab.journal import Journal, SweepState, events
@@ -34,18 +36,49 @@ def examine(folder: SweepFolder, state: SweepState) -> Iterator[Finding]:
     if root.is_symlink():
         yield Finding("folder", name, f"{root} is a link: what it leads to is left alone", counts=False)
         return
-    yield from _unreferenced(name, root, state)
+    owner = checkpoints.owned_elsewhere(str(root), folder.path)
+    if owner is None:
+        yield from _unreferenced(name, root, state)
+    else:
+        what = f"its checkpoints in {root} belong to {owner}: what this sweep does not refer to is left alone"
+        yield Finding("checkpoint", name, what, counts=False)
     yield from _lost(folder, root, state)
 
 
 def never_began(folder: SweepFolder) -> Iterator[Finding]:
     """A folder whose driver died before the sweep's first event: there is no journal, and nothing else that is worth it."""
-    if folder.journal.exists() or folder.is_running():
+    try:
+        found = not folder.is_running() and _is_beginning(folder)
+    except OSError as error:
+        yield unreadable(str(folder.path), error)
         return
+    if found:
+        what, path = "a sweep that did not come into being: it has no journal", str(folder.path)
+        yield Finding("half-written", path, what, "removes it", (path,), partial(_remove_beginning, folder))
+
+
+def _is_beginning(folder: SweepFolder) -> bool:
+    if folder.journal.exists():
+        return False
     inside = list(folder.path.iterdir())
-    if all(_BEGINNINGS.fullmatch(path.name) and not path.is_symlink() for path in inside) and not _any_file(folder.trials):
-        what = "a sweep that did not come into being: it has no journal"
-        yield _to_remove("half-written", str(folder.path), what, [folder.path])
+    return all(_BEGINNINGS.fullmatch(path.name) and not path.is_symlink() for path in inside) and not _any_file(folder.trials)
+
+
+def _remove_beginning(folder: SweepFolder) -> bool:
+    """Remove it, unless a driver has begun there since it was looked at."""
+    if not folder.path.is_dir():
+        return True
+    try:
+        with filelock.FileLock(folder.lock).acquire(timeout=0):
+            return _is_beginning(folder) and remove([folder.path])
+    except filelock.Timeout:
+        return False
+
+
+def unreadable(where: str, error: OSError) -> Finding:
+    """What is told of a folder that this user may not read, or that is being removed."""
+    why = error.strerror or error
+    return Finding("folder", where, f"it cannot be read: {why}" + (f" ({error.filename})" if error.filename else ""))
 
 
 def _any_file(folder: Path) -> bool:
@@ -71,7 +104,7 @@ def _unreferenced(name: str, root: Path, state: SweepState) -> Iterator[Finding]
 
 def _lost(folder: SweepFolder, root: Path, state: SweepState) -> Iterator[Finding]:
     """Checkpoints that the journal refers to and that are gone, or have lost a part."""
-    lost, strange = [], []
+    lost, strange, unseen = [], [], []
     for trial in state.trials.values():
         for report in trial.kept():
             relative = report.checkpoint
@@ -80,11 +113,16 @@ def _lost(folder: SweepFolder, root: Path, state: SweepState) -> Iterator[Findin
                 strange.append(relative)
                 continue
             found = checkpoints.size(str(root), relative)
-            if found is None or found[0] == 0 or (report.size is not None and _is_less(found, report.size)):
+            if found is None and not checkpoints.is_gone(str(root), relative):
+                unseen.append(relative)
+            elif found is None or found[0] == 0 or (report.size is not None and _is_less(found, report.size)):
                 lost.append((trial.number, relative))
     if strange:
         what = f"the journal refers to {_names(strange)}, which is outside of the sweep or behind a link: left alone"
         yield Finding("checkpoint", folder.path.name, what, items=tuple(strange))
+    if unseen:
+        what = f"{_names(unseen)}, which the journal refers to, cannot be read: not taken for gone"
+        yield Finding("checkpoint", folder.path.name, what, items=tuple(unseen))
     if lost:
         names = [relative for _, relative in lost]
         number = f"{len(lost)} checkpoint{'s'[: len(lost) != 1]}"
