@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.test_conductor import experiment
 
+from tests.unit.test_conductor import experiment
 from tunelab.engine.sweeping import Plan, _new_folder
 from tunelab.errors import BadInputError
 from tunelab.journal.home import Home
