@@ -92,6 +92,9 @@ def needed(trials: dict[int, Trial], retention: Retention, mode: str) -> set[str
         latest_count = max(retention.latest_of_trial, not trial.status.ended)
         stay |= {str(r.checkpoint) for r in finite[:best_count]}
         stay |= {str(r.checkpoint) for r in trial.kept()[len(trial.kept()) - latest_count :]}
+        sound = [r for r in trial.kept() if math.isfinite(r.value)]
+        if sound and not trial.status.ended:  # where a trial that diverges goes on from, if it is tried again
+            stay.add(str(sound[-1].checkpoint))
     return stay
 
 
@@ -121,6 +124,11 @@ class TestRetainer:
         assert retainer.to_delete(second) == [(1, "0001/c1")]
         second.deleted.add("0001/c1")
         assert retainer.to_delete(third) == [(0, "0000/c1")]
+
+    def test_a_trial_that_has_diverged_and_may_be_tried_again_keeps_the_one_before(self):
+        trial = make(curve=[0.9, 0.5, 0.4, math.nan], status=Status.RUNNING)
+        deleted = {checkpoint for _, checkpoint in Retainer(Retention(), "max").to_delete(trial)}
+        assert deleted == {trial.reports[1].checkpoint}
 
     def test_a_latest_checkpoint_that_diverged_is_still_what_a_restart_continues_from(self):
         trial = make(curve=[0.5, math.nan], status=Status.RUNNING)
