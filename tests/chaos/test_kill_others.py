@@ -26,9 +26,12 @@ def cluster():
 
     import ray
 
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    mine = not ray.is_initialized()  # tests/ray has one of the same size, until the whole session ends
+    if mine:
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield ray.get_runtime_context().gcs_address
-    ray.shutdown()
+    if mine:
+        ray.shutdown()
 
 
 def left_in_cluster():
