@@ -78,7 +78,7 @@ class Conductor:
         self._overdue: dict[int, Stop] = {}  # stops of other trials than the one that reported
         self._undecided: dict[int | None, Decision | None] = {}  # what a killed driver had not journalled yet
         self.until: dict[int, float] = {}  # trial -> step at which the judge next has something to say of it
-        self._afterwards: list[Callable[[], None]] | None = None  # what waits until the events before it are durable
+        self._afterwards: list[Callable[[], object]] | None = None  # what waits until the events before it are durable
         self._reader = Reader(experiment.objective, say)
         self._stop: tuple[str, str] | None = None  # (outcome, reason) once the sweep is to end early
         self._exhausted = False
@@ -302,7 +302,7 @@ class Conductor:
         for act in afterwards:
             act()
 
-    def _once_durable(self, act: Callable[[], None]) -> None:
+    def _once_durable(self, act: Callable[[], object]) -> None:
         if self._afterwards is None:
             act()
         else:
