@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -24,19 +24,15 @@ def command(
     sweep: str,
     trials: str | None,
     time_s: str | None,
-    concurrent: int | None,
-    address: str,
-    tracking: str | None,
-    code: Literal["current", "snapshot"] | None,
-    amend: bool,
     home: Path,
     as_json: bool,
+    **session: Any,
 ) -> None:
     """Give SWEEP a larger budget and go on with it: --trials +20 for 20 more, --trials 84 for 84 in all.
 
     The searcher knows everything that was tried before.
     """
-    running.check_address(address)
+    running.check_address(session["address"])
     if trials is None and time_s is None:
         raise BadInputError("Say by how much: --trials +20, --time +600, or both.")
     folder, state = running.idle(home, sweep)
@@ -45,11 +41,7 @@ def command(
     wish = Wish(
         trials=None if trials is None else int(more(state.budget["trials"], trials, "trials")),
         time_s=None if time_s is None else more(state.budget["time_s"], time_s, "time"),
-        concurrent=concurrent,
-        code=code,
-        amend=amend,
-        address=address,
-        tracking=tracking,
+        **session,
     )
     refuse_time_alone(state, wish, common.suggest("extend", folder, "--trials +N"))
     ctx.exit(running.go_on(folder, state, wish, as_json))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -23,24 +23,17 @@ def command(
     sweep: str,
     trials: int | None,
     time_s: float | None,
-    concurrent: int | None,
-    address: str,
-    tracking: str | None,
-    code: Literal["current", "snapshot"] | None,
-    amend: bool,
     home: Path,
     as_json: bool,
+    **session: Any,
 ) -> None:
     """Go on with SWEEP. Finished trials stay, unfinished ones continue from their latest checkpoint.
 
     --trials and --time are totals: --trials 64 means 64 in all. Budget, concurrency, resources, retention and other settings
     may have changed in the experiment; what proposals and decisions follow from may not, unless --amend records the change.
     """
-    running.check_address(address)
+    running.check_address(session["address"])
     folder, state = running.idle(home, sweep)
     from tunelab.engine.going_on import Wish
 
-    wish = Wish(
-        trials=trials, time_s=time_s, concurrent=concurrent, code=code, amend=amend, address=address, tracking=tracking
-    )  # fmt: skip
-    ctx.exit(running.go_on(folder, state, wish, as_json))
+    ctx.exit(running.go_on(folder, state, Wish(trials=trials, time_s=time_s, **session), as_json))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -25,33 +25,21 @@ def command(
     names: tuple[str, ...],
     failed: bool,
     time_s: float | None,
-    concurrent: int | None,
-    address: str,
-    tracking: str | None,
-    code: Literal["current", "snapshot"] | None,
-    amend: bool,
     home: Path,
     as_json: bool,
+    **session: Any,
 ) -> None:
     """Try failed trials again: all of SWEEP (--failed), or those named (digits-mlp.1/0007). Then the sweep goes on.
 
     A trial keeps its number, configuration and seed and continues from its latest checkpoint; its retries are counted anew.
     Infeasible trials are tried again only when they are named.
     """
-    running.check_address(address)
+    running.check_address(session["address"])
     sweep, numbers = _sweep_and_trials(names, failed, home)
     folder, state = running.idle(home, sweep)
     from tunelab.engine.going_on import Wish, to_retry
 
-    wish = Wish(
-        time_s=time_s,
-        concurrent=concurrent,
-        code=code,
-        amend=amend,
-        address=address,
-        tracking=tracking,
-        reopen=to_retry(state, numbers),
-    )
+    wish = Wish(time_s=time_s, reopen=to_retry(state, numbers), **session)
     ctx.exit(running.go_on(folder, state, wish, as_json))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tunelab.engine.ray.tune import Binding
 
 FILE_NAME = "stop.request"
+GRACE_S = 10.0  # how long a sweep that is stopping waits for a trial's next report before it interrupts it
 LOOKS_EVERY_S = 0.2
 APPEARS_WITHIN_S = 10.0  # a driver that has locked the sweep starts its session; a verb that is no driver never does
 
@@ -80,7 +81,7 @@ class Requests:
 
 
 class Interruptions:
-    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report or after `tune.GRACE_S`, a second one at once.
+    """Ctrl-C, SIGTERM or `tunelab stop` stop at the next report or after `GRACE_S`, a second one at once.
 
     Only the main thread can be signalled.
 
@@ -112,7 +113,7 @@ class Interruptions:
     def _handle(self, number: int, frame: Any) -> None:
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         if self._conductor.stop("interrupted", name):
-            self._unsaid = f"{name}: stopping at the next report, or in 10 s; again to stop now"
+            self._unsaid = f"{name}: stopping at the next report, or in {GRACE_S:g} s; again to stop now"
         elif self.binding is not None:
             self.binding.hurry = True
 

@@ -31,6 +31,18 @@ def start_local(num_cpus: int | None = None) -> None:
         ray.init("local", num_cpus=num_cpus, include_dashboard=False, **_QUIET)
 
 
+def join(address: str, **options: Any) -> None:
+    """Connect to a cluster that runs already.
+
+    Raises:
+        BadInputError: There is none at `address`.
+    """
+    try:
+        ray.init(address, **_QUIET, **options)
+    except ConnectionError as error:
+        raise BadInputError(f"There is no Ray cluster at address '{address}': {error}") from error
+
+
 @contextmanager
 def connected(address: str, root: str) -> Iterator[None]:
     """Connect to the cluster at `address`, or use the connection there is; disconnect at the end if it was made here.
@@ -57,10 +69,7 @@ def connected(address: str, root: str) -> Iterator[None]:
         os.environ.update(RAY_SETTINGS)
         known = {name: os.environ[name] for name in ENV_VARS_TO_PROPAGATE if name in os.environ}
         env = {"working_dir": root, "excludes": ["runs/", ".git/", ".venv/"], "env_vars": {**known, **RAY_SETTINGS}}
-        try:
-            ray.init(address, runtime_env=env, **_QUIET)
-        except ConnectionError as error:
-            raise BadInputError(f"There is no Ray cluster at address '{address}': {error}") from error
+        join(address, runtime_env=env)
     try:
         yield
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +13,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from tunelab.engine.doctor.finding import Finding
-from tunelab.engine.ray.cluster import refuse_silent
+from tunelab.engine.ray.cluster import join, refuse_silent
 from tunelab.errors import BadInputError
 
 PREFIX = "tunelab-"  # of each slot's placement group; see slots.py
@@ -30,10 +29,7 @@ def _connected(address: str) -> Iterator[None]:
         raise BadInputError("--address needs a running cluster: auto or HOST:PORT. A local one ends with its driver.")
     if address != "auto":
         refuse_silent(address)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-    except ConnectionError as error:
-        raise BadInputError(f"There is no Ray cluster at address '{address}': {error}") from error
+    join(address)
     try:
         yield
     finally:

@@ -33,6 +33,7 @@ from tunelab.engine.ray.messages import Blueprint, Heartbeat, Message, Reports
 from tunelab.engine.ray.nodes import Nodes
 from tunelab.engine.ray.slots import Slot, Slots
 from tunelab.engine.ray.trainers import Shape
+from tunelab.engine.stopping import GRACE_S
 from tunelab.errors import ResourcesError
 from tunelab.journal.locks import scratch
 
@@ -45,7 +46,6 @@ TUNE_SETTINGS = {
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-GRACE_S = 10.0  # how long a sweep that is stopping waits for a trial's next report before it is interrupted
 
 
 class Binding:
