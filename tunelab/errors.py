@@ -12,6 +12,7 @@
     |   |-- DiskFullError            the disk is full; the sweep can be resumed once there is room
     |   `-- SweepLockedError         another driver runs this sweep
     |-- NoCheckpointError            nothing to export: no trial with a kept checkpoint
+    |-- WorldSizeError               in a train loop: its framework trains with another number of processes than workers
     |-- MissingDependencyError       an optional package is needed; names the extra to install
     `-- ExportMismatchError          the exported model does not reproduce the checkpoint's predictions
     Infeasible                       raised by a train loop: this configuration cannot work (not a failure)
@@ -100,6 +101,24 @@ class SweepLockedError(JournalError):
 
 class NoCheckpointError(TunelabError):
     """No trial has a kept checkpoint, so there is nothing to export."""
+
+
+class WorldSizeError(TunelabError):
+    """A train loop's framework has joined another number of processes than the trial has workers.
+
+    Args:
+        framework: Its name.
+        joined: How many processes it trains with.
+        workers: How many workers the trial has.
+    """
+
+    def __init__(self, framework: str, joined: int, workers: int) -> None:
+        self.framework, self.joined, self.workers = framework, joined, workers
+        super().__init__(framework, joined, workers)
+
+    def __str__(self) -> str:
+        what = "each worker trains a copy of its own" if self.joined == 1 else "some workers train without the others"
+        return f"The trial has {self.workers} workers, but {self.framework} has joined {self.joined} of them: {what}."
 
 
 class MissingDependencyError(TunelabError):

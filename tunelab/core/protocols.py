@@ -101,13 +101,39 @@ class Saved:
 
 
 class Framework(Protocol):
-    """Reads one framework's checkpoints, writes them as MLflow models, and cleans up after it in a worker process.
+    """All that is special about one framework: how its trainer runs, how a worker is cleaned, how a checkpoint becomes a model.
 
-    Without state of its own, but for what `remember` notes once in a process.
+    Without state of its own, but for what `remember` notes once in a process. `tunelab.frameworks.base.Base` has the defaults.
     """
 
     name: ClassVar[str]
     libraries: ClassVar[tuple[str, ...]]  # top-level modules: a process that has loaded none of them needs no reset
+    trainers: ClassVar[tuple[str, ...]]  # class names of the Ray Train trainers that run this framework and no other
+    preload: ClassVar[bool]  # whether a worker may import it before Ray Train has set up the process's environment
+
+    def loaded(self) -> bool:
+        """Whether this process has imported one of `libraries`."""
+        ...
+
+    def refuse(self, trainer: Any) -> list[str]:
+        """What one of `trainers` asks for that cannot work, a sentence each, known before anything is started."""
+        ...
+
+    def prepare(self, trainer: Any) -> Any:
+        """The trainer as it is run: itself, or a copy in which a fault of Ray Train's is cured."""
+        ...
+
+    def joined(self) -> int | None:
+        """How many processes the framework trains with, as its own backend counts them; None if it has no opinion.
+
+        Called in a worker, on the train loop's thread at its first report, when `loaded`. Another number than the trial's
+        workers ends the attempt: each worker would train a copy of its own, in silence.
+        """
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators that hold for the whole process. Called before each train loop, when `loaded`."""
+        ...
 
     def remember(self) -> None:
         """Note the process-wide settings that `reset` is to bring back. Called in a worker, before its first trial.
@@ -119,9 +145,16 @@ class Framework(Protocol):
     def reset(self) -> str | None:
         """Put the process back as it was before a trial, or return why it cannot be reused, in a sentence.
 
-        Called in the worker's main thread after a trial, when one of `libraries` is loaded, and before anything else is
-        cleaned up. Covers the library's own process-wide state: flags, singletons, process groups, caches. Must take a few
-        milliseconds, import nothing heavy, and touch nothing that a trial cannot have changed.
+        Called in the worker's main thread after a trial, when `loaded`, and before anything else is cleaned up. Covers the
+        library's own process-wide state: flags, singletons, process groups, caches. Must take a few milliseconds, import
+        nothing heavy, and touch nothing that a trial cannot have changed.
+        """
+        ...
+
+    def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
+        """Whether it can make a model of the checkpoint in this folder, by the hooks or by what the folder says of itself.
+
+        Where the user gives `build` or `load`, that is how the checkpoint is read, whatever it looks like.
         """
         ...
 

@@ -1,38 +1,38 @@
 """The frameworks tunelab knows: one file each holds all that is special about one of them.
 
+    name = recognise(trainer)               # which framework a trainer runs
+    trainer = load(name)().prepare(trainer) # as Ray Train should run it
+
+    remember_clean()                        # in a worker, before its first trial
+    seed_loaded(seed)                       # before each
+    joined(name)                            # within it: how many processes train together
+    reasons = reset_loaded()                # and after each: why the process cannot be used again, if it cannot
+
     name = of_checkpoint(folder, hooks)     # which framework can read this checkpoint
     framework = load(name)()                # its file is imported only now
     model = framework.load(folder, config, hooks)
     outputs = framework.predict(model, inputs, hooks)
     saved = framework.save(model, target, ...)   # an MLflow model
 
-    remember_clean()                        # in a worker, before its first trial
-    reasons = reset_loaded()                # and after each: why the process cannot be used again, if it cannot
-
-To add one: a file in this folder, a line in `TABLE`, and the names of its Ray Train trainers in `_TRAINERS`. Importing this
-module, and its files, loads no framework: they import it inside their methods.
+To add one: a file in this folder with a subclass of `base.Base`, and a line in `TABLE`. Importing this module, and its files,
+loads no framework: they import it inside their methods.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tunelab.core.experiment import Export
 from tunelab.core.family import Family
 
+# In this order they are asked whether they can read a checkpoint.
 TABLE = {
     "torch": "tunelab.frameworks.torch:Torch",
-    "transformers": "tunelab.frameworks.transformers:Transformers",
     "function": "tunelab.frameworks.function:Function",
+    "transformers": "tunelab.frameworks.transformers:Transformers",
 }
-
-# Class name of a Ray Train trainer -> framework. TorchTrainer is also what Lightning and Transformers loops run in, so the
-# trainer alone does not say how its checkpoints are read: `of_checkpoint` does.
-_TRAINERS = {"TorchTrainer": "torch"}
 
 _family = Family("framework", TABLE)
 names, load = _family.names, _family.load
@@ -41,13 +41,14 @@ names, load = _family.names, _family.load
 def recognise(trainer: Any) -> str:
     """The framework that `trainer` runs: by its class's name, or that of a base class; `function` for everything else.
 
+    A TorchTrainer is also what Lightning's and Transformers' loops run in, so the trainer does not say how its checkpoints are
+    read: `of_checkpoint` does.
+
     >>> recognise(lambda config: None)
     'function'
     """
-    for kind in type(trainer).__mro__:
-        if kind.__name__ in _TRAINERS:
-            return _TRAINERS[kind.__name__]
-    return "function"
+    by_trainer = {trainer_class: name for name in names() for trainer_class in load(name).trainers}
+    return next((by_trainer[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in by_trainer), "function")
 
 
 def of_checkpoint(folder: Path, hooks: Export | None) -> str | None:
@@ -56,13 +57,7 @@ def of_checkpoint(folder: Path, hooks: Export | None) -> str | None:
     None if nobody can: there are no hooks and the checkpoint does not describe itself. With a `load` hook the answer is
     `function`; whether the loaded model is a Torch module is known only once it is loaded.
     """
-    if hooks is not None and hooks.build is not None:
-        return "torch"
-    if hooks is not None and hooks.load is not None:
-        return "function"
-    if _describes_transformer(folder):
-        return "transformers"
-    return None
+    return next((name for name in names() if load(name)().reads(folder, hooks)), None)
 
 
 def is_torch_module(model: Any) -> bool:
@@ -77,6 +72,20 @@ def remember_clean() -> None:
         load(name)().remember()
 
 
+def seed_loaded(seed: int) -> None:
+    """Seed the generators of the frameworks that this process has loaded."""
+    for name in names():
+        framework = load(name)()
+        if framework.loaded():
+            framework.seed(seed)
+
+
+def joined(name: str) -> int | None:
+    """How many processes a train loop trains with, as the framework that its trainer runs counts them; None if unknown."""
+    framework = load(name)()
+    return framework.joined() if framework.loaded() else None
+
+
 def reset_loaded() -> list[str]:
     """Put back what a trial changed in the frameworks that this process has loaded, whichever of them the trial ran in.
 
@@ -87,7 +96,7 @@ def reset_loaded() -> list[str]:
     reasons = []
     for name in names():
         framework = load(name)()
-        if any(library in sys.modules for library in framework.libraries):
+        if framework.loaded():
             try:
                 reason = framework.reset()
             except Exception as error:
@@ -95,14 +104,3 @@ def reset_loaded() -> list[str]:
             if reason is not None:
                 reasons.append(reason)
     return reasons
-
-
-def _describes_transformer(folder: Path) -> bool:
-    """Weights in safetensors next to a config.json that names the architecture, as `save_pretrained` writes them."""
-    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        return False
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, Mapping) and bool(config.get("architectures")) and "model_type" in config

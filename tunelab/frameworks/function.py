@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from tunelab.core.experiment import Export
 from tunelab.core.protocols import Saved
 from tunelab.core.trial import Config
 from tunelab.errors import BadInputError
+from tunelab.frameworks.base import Base
 from tunelab.frameworks.carry import local_code_by_value, pinned, quiet
 
 
-class Function:
+class Function(Base):
     """Models of any kind: what `Export.load` returns, called by `Export.predict`."""
 
     name = "function"
-    libraries: ClassVar[tuple[str, ...]] = ()
 
-    def remember(self) -> None:
-        """Nothing: tunelab knows no library's settings here."""
-
-    def reset(self) -> str | None:
-        """Nothing: what a plain function leaves in the process is `tunelab.engine.hygiene`'s business."""
-        return None
+    def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
+        return hooks is not None and hooks.load is not None
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         assert hooks.load is not None

@@ -22,6 +22,7 @@ from tunelab.core.experiment import Export
 from tunelab.core.protocols import Saved
 from tunelab.core.trial import Config
 from tunelab.errors import BadInputError
+from tunelab.frameworks.base import Base
 from tunelab.frameworks.carry import local_code_by_value, pinned, quiet
 
 log = logging.getLogger(__name__)
@@ -29,11 +30,23 @@ log = logging.getLogger(__name__)
 GPU_KEPT_MB = 256  # less is workspace of the libraries'; more is a model or a batch that a trial left
 
 
-class Torch:
+class Torch(Base):
     """Models that are `torch.nn.Module`s and take one array."""
 
     name = "torch"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    trainers: ClassVar[tuple[str, ...]] = ("TorchTrainer",)
+
+    def joined(self) -> int | None:
+        import torch
+
+        distributed = torch.distributed
+        return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else None
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
 
     def remember(self) -> None:
         threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -65,6 +78,9 @@ class Torch:
         if interop != _clean.setdefault("num_interop_threads", interop):
             return f"torch.set_num_interop_threads({interop}) holds for the life of a process"
         return _empty_gpu(torch) if torch.cuda.is_initialized() else None
+
+    def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
+        return hooks is not None and hooks.build is not None
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         """Build the model, fill in the weights, switch to inference.

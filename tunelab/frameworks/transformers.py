@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,12 +16,13 @@ from tunelab.core.experiment import Export
 from tunelab.core.protocols import Saved
 from tunelab.core.trial import Config
 from tunelab.errors import BadInputError
+from tunelab.frameworks.base import Base, has_hooks
 from tunelab.frameworks.carry import pinned, quiet
 
 TASK = "text-classification"
 
 
-class Transformers:
+class Transformers(Base):
     """Sequence classification (and regression with one label) from texts or pairs of texts."""
 
     name = "transformers"
@@ -52,6 +53,18 @@ class Transformers:
             state.AcceleratorState._reset_state(reset_partial_state=True)
             state.GradientState._reset_state()
         return None
+
+    def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
+        """Weights in safetensors next to a config.json that names the architecture, as `save_pretrained` writes them."""
+        if has_hooks(hooks):
+            return False
+        if not any((checkpoint / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
+            return False
+        try:
+            config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return False
+        return isinstance(config, Mapping) and bool(config.get("architectures")) and "model_type" in config
 
     def load(self, checkpoint: Path, config: Config, hooks: Export) -> Any:
         """The pipeline of the checkpoint. Reads safetensors only, asks no server and trusts no code.

@@ -22,6 +22,7 @@ from ray.train.v2._internal.execution.failure_handling import create_failure_pol
 from ray.train.v2._internal.execution.train_fn_utils import LocalTrainFnUtils, set_train_fn_utils
 from ray.train.v2._internal.util import ObjectRefWrapper
 
+from tunelab import frameworks
 from tunelab.engine.conductor import Launch
 from tunelab.engine.context import CurrentTrial, set_current_trial
 from tunelab.engine.memory import kernel_kills, killed_since
@@ -161,7 +162,9 @@ def run_group(attempt: Attempt, launch: Launch, trainer: Any, blueprint: Bluepri
     trial_id = f"{launch.trial:04d}"
     trainer = trainers.for_trial(trainer, config=launch.config, seed=launch.seed, name=trial_id, storage=blueprint.storage)
     identity = CurrentTrial(f"{blueprint.sweep}/{trial_id}", launch.attempt, launch.seed, blueprint.root, launch.config)
-    loop = TrainLoop(trainer._get_train_func(), identity, f"{blueprint.work_dir}/{trial_id}", bool(blueprint.reduce))
+    work_dir, framework = f"{blueprint.work_dir}/{trial_id}", frameworks.recognise(trainer)
+    trainer = frameworks.load(framework)().prepare(trainer)
+    loop = TrainLoop(trainer._get_train_func(), identity, work_dir, bool(blueprint.reduce), framework)
     controller = WarmController(
         slot=slot,
         conversation=Conversation(attempt, blueprint.reduce),

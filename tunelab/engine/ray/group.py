@@ -121,16 +121,19 @@ class WarmWorkerGroup(WorkerGroup):
         return statuses
 
     def _make_sure_who_is_gone(self, statuses: list[Any]) -> None:
-        """Give ranks that do not answer, or cannot be reached, the time to turn out to be gone, perhaps with their node.
+        """Ask every rank that has not failed by itself whether it is still there, and wait until that is known.
 
-        When a node goes, ranks that are left raise at once, and its own cannot be reached; that it is gone is known 15 s later.
+        When a node goes, ranks that are left raise at once, and its own cannot be reached, though they may have answered just
+        before; that the node is gone is known 15 s later.
         """
         until = time.monotonic() + SILENT_S
-        silent = {rank: poll.task for rank, poll in self._world_rank_to_ongoing_poll.items()}
+        asked = {rank: poll.task for rank, poll in self._world_rank_to_ongoing_poll.items()}
         for rank, worker in enumerate(self.get_workers()):
-            if isinstance(getattr(statuses[rank].error, "health_check_failure", None), ActorUnavailableError):
-                silent[rank] = worker.actor.get_metadata.remote()
-            if rank in silent and (gone := _why_gone(worker.actor, silent[rank], until)):
+            error = statuses[rank].error
+            if rank not in asked and (error is None or _is_out_of_reach(error)):
+                asked[rank] = worker.actor.get_metadata.remote()
+        for rank, task in asked.items():
+            if gone := _why_gone(self.get_workers()[rank].actor, task, until):
                 statuses[rank].error = WorkerHealthCheckFailedError("A worker is gone.", failure=gone)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
@@ -148,6 +151,10 @@ class WarmWorkerGroup(WorkerGroup):
         self._clear_state()
         for callback in self._callbacks:
             callback.after_worker_group_shutdown(self._worker_group_context)
+
+
+def _is_out_of_reach(error: Exception) -> bool:
+    return isinstance(getattr(error, "health_check_failure", None), ActorUnavailableError)
 
 
 def _why_gone(actor: Any, asked: Any, until: float) -> Exception | None:

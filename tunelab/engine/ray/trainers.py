@@ -15,6 +15,7 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 from ray.train.v2._internal.execution.context import TrainRunContext
 from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
+from tunelab import frameworks
 from tunelab.errors import BadInputError
 
 Bundle = dict[str, float]
@@ -129,7 +130,7 @@ def refuse(trainer: Any) -> list[str]:
         found.append(f"RunConfig(name={run_config.name!r}) is not used in a sweep: say Experiment(name=...) instead.")
     if getattr(trainer, "validation_config", None) is not None:
         found.append("validation_config: asynchronous validation is not supported in a sweep.")
-    return found
+    return found + frameworks.load(frameworks.recognise(trainer))().refuse(trainer)
 
 
 def worker_env(trainer: Any) -> Any:
@@ -140,9 +141,9 @@ def worker_env(trainer: Any) -> Any:
 def may_preload(trainer: Any) -> bool:
     """Whether workers may import what the trainer needs before its backend has set their environment up.
 
-    JAX and TensorFlow read theirs when they are imported.
+    Not where the framework reads it when it is imported.
     """
-    return type(getattr(trainer, "backend_config", None)).__name__ not in ("JaxConfig", "TensorflowConfig")
+    return frameworks.load(frameworks.recognise(trainer)).preload
 
 
 def max_failures(trainer: Any) -> int:

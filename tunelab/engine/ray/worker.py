@@ -36,6 +36,7 @@ from tunelab.engine.ray import rendezvous
 from tunelab.engine.ray.actor import RAY_SETTINGS
 from tunelab.engine.ray.messages import Answer, TrialStopped
 from tunelab.engine.reports import LARGEST
+from tunelab.errors import WorldSizeError
 
 POLL_S = 1.0  # longest that a poll waits for something to tell
 TOGETHER_S = 0.02  # how long reports that do not wait are gathered
@@ -61,6 +62,7 @@ class WorkerReport(DistributedTrainFnUtils):
     ) -> None:
         context = get_train_context()
         inbox, metrics = context.tunelab_inbox, plain_metrics(metrics)
+        inbox.make_sure_all_joined(context.get_world_size())
         reports = context.execution_context.result_queue
         if inbox.owed:
             self._heed(inbox, inbox.ask(reports))
@@ -112,6 +114,7 @@ class Inbox:
         unasked: Reports since the last that waited.
         early: What was reported without waiting, in order. Only rank 0's counts unless `all_ranks`.
         all_ranks: Whether metrics are merged over the ranks.
+        framework: Which framework the trainer runs; asked at the first report how many processes it trains with.
         owed: Whether there is a report whose answer the loop has not taken yet.
         waits: Whether the loop waits for an answer.
         ended: Whether the loop has returned.
@@ -122,6 +125,18 @@ class Inbox:
         self.left, self.unasked = 1, 0
         self.early: deque[tuple[dict[str, Any], Checkpoint | None]] = deque()
         self.all_ranks = self.owed = self.waits = self.ended = False
+        self.framework: str | None = None
+
+    def make_sure_all_joined(self, workers: int) -> None:
+        """At the first report: the framework trains with as many processes as there are workers.
+
+        Raises:
+            WorldSizeError: It does not.
+        """
+        framework, self.framework = self.framework, None
+        joined = frameworks.joined(framework) if framework is not None else None
+        if framework is not None and joined is not None and joined != workers:
+            raise WorldSizeError(framework, joined, workers)
 
     def ask(self, reports: queue.Queue[Any]) -> Answer:
         """Wait for the answer to the latest report."""
@@ -261,17 +276,19 @@ class TrainLoop:
         trial: What `tunelab.current_trial()` answers.
         work_dir: Folder under which this rank gets its working directory.
         all_ranks: Whether metrics are merged over the ranks.
+        framework: Which framework the trainer runs.
     """
 
     loop: Callable[[], Any]
     trial: CurrentTrial
     work_dir: str
     all_ranks: bool = False
+    framework: str = "function"
 
     def __call__(self) -> Any:
         context = get_train_context()
         reports = context.execution_context.result_queue
-        context.tunelab_inbox.all_ranks = self.all_ranks
+        context.tunelab_inbox.all_ranks, context.tunelab_inbox.framework = self.all_ranks, self.framework
         begin_trial(self.trial, Path(self.work_dir, f"rank{context.get_world_rank()}"))
         try:
             result = self.loop()
@@ -335,8 +352,7 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
+    frameworks.seed_loaded(seed)
 
 
 def plain_metrics(metrics: Any) -> dict[str, Any]:
