@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import ray.train
+from ray.exceptions import RayActorError
 from ray.train import CheckpointUploadMode
 from ray.train.torch import TorchTrainer
+from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError
+from ray.train.v2._internal.execution.worker_group.poll import WorkerStatus
 from toys import ASHA, FIFO, experiment, report
 
 from tunelab import Choice, current_trial
 from tunelab.core.failures import Failure
 from tunelab.core.trial import Status
+from tunelab.engine.ray.group import WarmWorkerGroup
 
 
 def trainer(loop, marks, workers=2, **config):
@@ -267,3 +274,57 @@ def test_a_stop_reaches_a_loop_that_uploads_asynchronously_one_report_later(benc
         for rank in (0, 1):
             gone_on = [one["epoch"] for one in notes(folder, trial=trial.number, rank=rank, what="went on")]
             assert max(gone_on) == trial.last.step, "it computed one epoch more, and no second one"
+
+
+# ---- who is gone, when some raise --------------------------------------------------------------------------------------
+
+
+class Group:
+    """What `_make_sure_who_is_gone` needs of a worker group: nothing is being asked of any rank."""
+
+    _world_rank_to_ongoing_poll: ClassVar[dict] = {}
+
+    def __init__(self, actors):
+        self.workers = [SimpleNamespace(actor=actor) for actor in actors]
+
+    def get_workers(self):
+        return self.workers
+
+
+def test_a_rank_that_answered_and_then_died_is_found_gone_when_another_raises():
+    class Rank:
+        def get_metadata(self):
+            return "here"
+
+        def end(self):
+            os._exit(1)
+
+    actors = [ray.remote(num_cpus=0)(Rank).remote() for _ in range(3)]
+    ray.get([actor.get_metadata.remote() for actor in actors])
+    with suppress(RayActorError):
+        ray.get(actors[1].end.remote())
+    statuses = [WorkerStatus(running=False, error=RuntimeError("closed by peer")), WorkerStatus(True), WorkerStatus(True)]
+    WarmWorkerGroup._make_sure_who_is_gone(Group(actors), statuses)
+    assert [type(status.error) for status in statuses] == [RuntimeError, WorkerHealthCheckFailedError, type(None)]
+    for actor in actors:
+        ray.kill(actor)
+
+
+# ---- who trains together -----------------------------------------------------------------------------------------------
+
+
+def alone(config):
+    """Every rank leaves the process group, as one that never joined it."""
+    import torch
+
+    rank = ray.train.get_context().get_world_rank()
+    torch.distributed.destroy_process_group()
+    torch.distributed.init_process_group("gloo", init_method=f"file://{config['marks']}/{rank}", rank=0, world_size=1)
+    report({"epoch": 1, "score": 1.0}, 1, rank)
+
+
+def test_ranks_that_train_a_copy_each_are_an_error_at_the_first_report(bench, tmp_path):
+    done = bench.start(experiment(trainer(alone, tmp_path), trials=1, concurrent=1, scheduler=FIFO(), last_step=1))
+    (attempt,) = done.state.trials[0].attempts
+    assert attempt.failure == Failure.USER_ERROR and not done.state.trials[0].reports
+    assert "The trial has 2 workers, but torch has joined 1 of them: each worker trains a copy of its own." in attempt.message
