@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,8 +36,7 @@ def note(config, **told):
     """Append what this attempt has to say on this rank to a file of its own."""
     trial = current_trial()
     told |= {"trial": int(trial.id[-4:]), "attempt": trial.attempt, "rank": ray.train.get_context().get_world_rank()}
-    name = f"{told['trial']}-{told['attempt']}-{told['rank']}-{len(os.listdir(config['marks']))}.json"
-    Path(config["marks"], name).write_text(json.dumps({"pid": os.getpid(), **told}))
+    Path(config["marks"], f"{uuid.uuid4().hex}.json").write_text(json.dumps({"pid": os.getpid(), **told}))
 
 
 def notes(folder, **wanted):

@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tunelab.engine.hygiene import Cleanup
 from tunelab.engine.ray.actor import RAY_SETTINGS
+from tunelab.engine.ray.alone import Alone
 from tunelab.engine.ray.worker import WarmWorker
 
 UNWIND_S = 2.0  # how long train loops that are interrupted may take to clean up before their processes are ended
@@ -80,8 +81,8 @@ class Crew:
 
     @cached_property
     def sync_actor(self) -> Any:
-        """Started when it is first asked for, so that it does not take the time of workers that start."""
-        return SynchronizationActor.remote()
+        """Started when it is first asked for, so that it does not take the time of workers that start; none for one worker."""
+        return Alone() if len(self.actors) == 1 else SynchronizationActor.remote()
 
     def workers(self) -> list[Worker]:
         """The workers as Ray Train describes them, without ranks. Waits for processes that are still starting.
@@ -122,15 +123,19 @@ class Crew:
         """Interrupt the train loops, let them clean up for as long as `grace_s`, and end the processes."""
         if self._metadata and grace_s > 0:  # without it they are still starting
             unwound = [actor.interrupt.remote(grace_s) for actor in self.actors]
-            if "sync_actor" in vars(self):
-                ray.kill(self.sync_actor)  # a rank may wait there for one that has failed
+            self._end_sync_actor()  # a rank may wait there for one that has failed
             ray.wait(unwound, num_returns=len(unwound), timeout=grace_s)
         self.dismiss()
 
     def dismiss(self) -> None:
         """End the processes now, whatever they are doing."""
-        for actor in [*self.actors, *([self.sync_actor] if "sync_actor" in vars(self) else [])]:
+        for actor in self.actors:
             ray.kill(actor)
+        self._end_sync_actor()
+
+    def _end_sync_actor(self) -> None:
+        if "sync_actor" in vars(self) and not isinstance(self.sync_actor, Alone):
+            ray.kill(self.sync_actor)
 
 
 def preemption(leaving: Mapping[str, int], ranks: Mapping[str, list[int]]) -> PreemptionInfo:

@@ -71,7 +71,10 @@ PRIVATE_NAMES: dict[str, dict[str, tuple[str, ...] | None]] = {
         "CheckpointManager.latest_checkpoint_result": None,
         "_TrainingResult.__init__": ("self", "checkpoint", "metrics"),
     },
-    "ray.train.v2._internal.execution.checkpoint.sync_actor": {"SynchronizationActor": None},
+    "ray.train.v2._internal.execution.checkpoint.sync_actor": {
+        "SynchronizationActor": None,
+        "SynchronizationActor.broadcast_from_rank_zero": None,
+    },
     "ray.train.v2._internal.execution.context": {
         "TrainContext._upload_checkpoint": None,
         "TrainRunContext": ("run_config", "train_loop_config", "scaling_config", "backend_config", "dataset_config"),
