@@ -112,7 +112,8 @@ class Export:
     Args:
         build: `build(config)` returns the model without trained weights.
         weights: File in the checkpoint that holds the weights, or (file, key) when they are one entry of a dictionary.
-            Read with `weights_only=True`; the `module.` prefix of DistributedDataParallel is removed.
+            Read with `weights_only=True`; the `module.` prefix of DistributedDataParallel is removed. None for a checkpoint
+            of Lightning's, which says it itself.
         load: `load(folder, config)` returns the model ready for inference: for anything that `build` and `weights` cannot say.
         example: `example()` returns a few rows of input; becomes the model's signature and input example, and is what the
             exported model is proved on.
@@ -134,8 +135,8 @@ class Export:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 found.append(f"Export needs {name} to be a function, got {value!r}.")
-        if (self.build is None) != (self.weights is None):
-            found.append("Export needs build and weights together: the model, and where its weights lie in the checkpoint.")
+        if self.weights is not None and self.build is None:
+            found.append("Export needs build beside weights: the model that they are filled into.")
         if self.build is not None and self.load is not None:
             found.append("Export takes build and weights, or load, not both.")
         weights = self.weights

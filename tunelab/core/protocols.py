@@ -151,6 +151,14 @@ class Framework(Protocol):
         """
         ...
 
+    def explain(self, error: BaseException) -> str | None:
+        """What an error means that the train loop raised, and what to do about it; None if it speaks for itself.
+
+        Only of what the framework cannot do as it was asked, so that trying again is of no use. Must import none of
+        `libraries`: the error is explained in another process.
+        """
+        ...
+
     def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
         """Whether it can make a model of the checkpoint in this folder, by the hooks or by what the folder says of itself.
 

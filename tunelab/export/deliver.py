@@ -130,7 +130,7 @@ def _write(
         raise BadInputError(
             "A Transformers checkpoint is exported with texts: Export.example must return a list of texts or of pairs."
         )
-    elif framework.name == "torch":
+    elif framework.name in ("torch", "lightning"):
         raise BadInputError(
             f"Export(build, weights) is for models of one array of numbers; Export.example returned {described.describe()}. "
             "Give Export(load=..., predict=...)."

@@ -29,6 +29,7 @@ from tunelab.core.family import Family
 
 # In this order they are asked whether they can read a checkpoint.
 TABLE = {
+    "lightning": "tunelab.frameworks.lightning:Lightning",
     "torch": "tunelab.frameworks.torch:Torch",
     "function": "tunelab.frameworks.function:Function",
     "transformers": "tunelab.frameworks.transformers:Transformers",
@@ -84,6 +85,11 @@ def joined(name: str) -> int | None:
     """How many processes a train loop trains with, as the framework that its trainer runs counts them; None if unknown."""
     framework = load(name)()
     return framework.joined() if framework.loaded() else None
+
+
+def explain(error: BaseException) -> str | None:
+    """What an error means that a train loop raised over something its framework cannot do, and what to do about it."""
+    return next((said for name in names() if (said := load(name)().explain(error)) is not None), None)
 
 
 def reset_loaded() -> list[str]:

@@ -42,6 +42,9 @@ class Base:
     def reset(self) -> str | None:
         return None
 
+    def explain(self, error: BaseException) -> str | None:
+        return None
+
     def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
         return False
 

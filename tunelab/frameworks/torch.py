@@ -264,7 +264,12 @@ def _empty_gpu(torch: Any) -> str | None:
 def loader(hooks: Export) -> Callable[[Path, Config], Any]:
     """`load(checkpoint, config)` for `Export(build, weights)`. Refers to nothing of tunelab's but the errors."""
     build, weights = hooks.build, hooks.weights
-    assert build is not None and weights is not None
+    assert build is not None
+    if weights is None:
+        raise BadInputError(
+            'Export(build=...) needs weights=("state.pt", "model") as well: where the weights lie in the checkpoint. Only a '
+            "checkpoint of Lightning's says so itself."
+        )
     file, key = (weights, None) if isinstance(weights, str) else weights
 
     def load(checkpoint: Path, config: Config) -> Any:
