@@ -26,6 +26,7 @@ WAYS = {
     "nothing": "",
     "user error": "`raise RuntimeError` at epoch 2, every time; `max_failures=1`",
     "infeasible": "`raise tunelab.Infeasible`",
+    "unsupported": "a strategy of `ray.train.lightning` for the Trainer of `pytorch_lightning`, with `lightning` installed too",
     "diverged": "reports NaN at epoch 2",
     "out of memory": "allocates until `MemoryError` at epoch 2, the first time only",
     "out of memory again": "allocates until `MemoryError` at epoch 2, every time",
@@ -47,6 +48,8 @@ def misbehave(config):
     start = 0 if way == "restart ignored" else resumed_epoch()
     if way == "infeasible":
         raise Infeasible("too wide")
+    if way == "unsupported":
+        ask_for_a_strategy_of_the_other_package()
     for epoch in range(start + 1, EPOCHS + 1):
         metrics = {"epoch": epoch, "score": float(epoch)}
         if epoch == 2:
@@ -65,6 +68,13 @@ def misbehave(config):
         if way == "no report":
             del metrics["score"]
         report(metrics, epoch)
+
+
+def ask_for_a_strategy_of_the_other_package():
+    from pytorch_lightning import Trainer
+    from ray.train.lightning import RayDDPStrategy
+
+    Trainer(strategy=RayDDPStrategy())
 
 
 def use_up_memory():

@@ -82,6 +82,7 @@ def failures(trial):
         ("restart ignored", ["lost", "restart ignored"], Status.FAILED),
         ("no report", ["no report"], Status.FAILED),
         ("bad report", ["bad report"], Status.FAILED),
+        ("unsupported", ["unsupported"], Status.FAILED),
         ("stopped", [None], Status.STOPPED),
         ("interrupted", [None], Status.INTERRUPTED),
     ],

@@ -47,6 +47,7 @@ def fail(rig, failure, number=0, message="something", details=""):
     [
         (Failure.USER_ERROR, 2, Status.FAILED),  # max_failures is 2 below
         (Failure.INFEASIBLE, 0, Status.INFEASIBLE),
+        (Failure.UNSUPPORTED, 0, Status.FAILED),
         (Failure.DIVERGED, 0, Status.FAILED),
         (Failure.OUT_OF_MEMORY, 1, Status.INFEASIBLE),
         (Failure.LOST, 5, Status.FAILED),

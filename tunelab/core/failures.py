@@ -28,6 +28,7 @@ class Failure(str, Enum):
 
     USER_ERROR = "user error"  # an exception in the train loop
     INFEASIBLE = "infeasible"  # the train loop raised tunelab.Infeasible
+    UNSUPPORTED = "unsupported"  # the train loop asked its framework for what it cannot do here
     DIVERGED = "diverged"  # NaN in a metric, or an infinite objective
     OUT_OF_MEMORY = "out of memory"
     DISK_FULL = "disk full"  # where the checkpoint, or something else of the trial, was to be written
@@ -64,6 +65,7 @@ class Rule:
 RULES = {
     Failure.USER_ERROR: Rule(retries=None),
     Failure.INFEASIBLE: Rule(retries=0, then="infeasible"),
+    Failure.UNSUPPORTED: Rule(retries=0),
     Failure.DIVERGED: Rule(retries=0),
     Failure.OUT_OF_MEMORY: Rule(retries=1, then="infeasible", alone=True),
     Failure.DISK_FULL: Rule(retries=-1),  # not in this session: the sweep stops, and its resume goes on
@@ -198,7 +200,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 _FRAME = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.M)
 _VARIABLE = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]*\d[0-9a-fA-F]*")  # also within a name: checkpoint_3, 7f3a-...
-_RAISED = (Failure.USER_ERROR, Failure.OUT_OF_MEMORY)  # their details are a traceback
+_RAISED = (Failure.USER_ERROR, Failure.UNSUPPORTED, Failure.OUT_OF_MEMORY)  # their details are a traceback
 FRAMES = 3
 
 

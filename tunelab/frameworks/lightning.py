@@ -22,15 +22,20 @@ CHECKPOINT_NAME = "checkpoint.ckpt"  # as Ray's RayTrainReportCallback and ours 
 WEIGHTS = "state_dict"  # the key under which a checkpoint holds them
 VERSION = "pytorch-lightning_version"  # written into every checkpoint, whatever the package
 
-WRONG_PACKAGE = (
-    "this Trainer is pytorch_lightning's, but {strategy} of ray.train.lightning belongs to the package lightning: where both "
-    "are installed, Ray takes that one. Import Trainer, LightningModule and callbacks from lightning.pytorch instead of "
-    "pytorch_lightning, or uninstall lightning"
-)
-NEEDS_GPU = (
-    "{strategy} needs a GPU for each worker, and these train on CPUs. Use RayDDPStrategy, or "
-    "ScalingConfig(use_gpu=True) on a cluster with GPUs"
-)
+# What an error of Lightning's or torch's says -> what it means and what to do.
+_ON_CPUS = "On CPUs use RayDDPStrategy; for a GPU a worker say ScalingConfig(use_gpu=True)"
+EXPLAINED = {
+    "invalid strategy name: `strategy=<ray.train.lightning.": (
+        "this Trainer is pytorch_lightning's, but the strategies of ray.train.lightning belong to the package lightning: where "
+        "both are installed, Ray takes that one. Import Trainer, LightningModule and callbacks from lightning.pytorch instead "
+        "of pytorch_lightning, or uninstall lightning"
+    ),
+    "FSDP needs a non-CPU accelerator": f"FSDP (RayFSDPStrategy) needs a GPU for each worker. {_ON_CPUS}",
+    "DeepSpeed strategy is only supported on CUDA": f"RayDeepSpeedStrategy needs a GPU for each worker. {_ON_CPUS}",
+    "`DeepSpeedStrategy`, you must have DeepSpeed installed": (
+        f"RayDeepSpeedStrategy needs the package deepspeed and a GPU for each worker. {_ON_CPUS}"
+    ),
+}
 
 
 class Lightning(Base):
@@ -67,10 +72,7 @@ class Lightning(Base):
     def explain(self, error: BaseException) -> str | None:
         """Ray's strategies in a Trainer of the other package, and those that need a GPU on a CPU."""
         text = str(error)
-        strategy = next((name for name in _RAY_STRATEGIES if name in text), None)
-        if "invalid strategy name" in text and strategy is not None:
-            return WRONG_PACKAGE.format(strategy=strategy)
-        return None
+        return next((meaning for words, meaning in EXPLAINED.items() if words in text), None)
 
     def reads(self, checkpoint: Path, hooks: Export | None) -> bool:
         """A Lightning checkpoint, where the user gives `build` and does not say where the weights lie."""
@@ -96,7 +98,6 @@ class Lightning(Base):
 
 
 _clean: dict[str, set[str]] = {}  # what `remember` found in this process: registry -> the names in it
-_RAY_STRATEGIES = ("RayDDPStrategy", "RayFSDPStrategy", "RayDeepSpeedStrategy")
 _ROOTS = ("lightning.pytorch", "lightning.fabric", "pytorch_lightning", "lightning_fabric")
 _REGISTRIES = (
     ("strategies", "StrategyRegistry"), ("strategies", "STRATEGY_REGISTRY"),

@@ -14,13 +14,15 @@ from ray.train.v2._internal.exceptions import (
 )
 from ray.train.v2.api.exceptions import PreemptionError
 
+from tunelab import frameworks
 from tunelab.core.failures import Failure, is_disk_full, is_out_of_memory
 from tunelab.engine.ray.messages import Ended
 from tunelab.errors import Infeasible
 
 # Several ranks fail when one does. What explains most comes first: a rank that lost its peer raises too.
 _PRECEDENCE = [
-    Failure.INFEASIBLE, Failure.PREEMPTED, Failure.OUT_OF_MEMORY, Failure.DISK_FULL, Failure.LOST, Failure.USER_ERROR,
+    Failure.INFEASIBLE, Failure.UNSUPPORTED, Failure.PREEMPTED, Failure.OUT_OF_MEMORY, Failure.DISK_FULL, Failure.LOST,
+    Failure.USER_ERROR,
 ]  # fmt: skip
 _GONE = (RayActorError, WorkerCrashedError)
 _OUT_OF_REACH = (
@@ -74,6 +76,8 @@ def _explain(error: BaseException, rank: int | None, details: str | None, killed
     for cause in chain:
         if isinstance(cause, Infeasible):
             return Ended(Failure.INFEASIBLE, str(cause) or "the train loop says so", details)
+        if (said := frameworks.explain(cause)) is not None:
+            return Ended(Failure.UNSUPPORTED, said, details)
         if isinstance(cause, PreemptionError) or (isinstance(cause, RayActorError) and cause.preempted):
             return Ended(Failure.PREEMPTED, "its node was taken away before it had made another checkpoint", details)
         if is_out_of_memory(cause):
